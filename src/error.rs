@@ -1,0 +1,111 @@
+//! The one error type of the engine. Each variant is one stable code of the public API (`ErrorCode` in `index.d.ts`);
+//! the message says what was expected and what was found.
+
+use thiserror::Error as ThisError;
+
+/// Result of everything in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong; [`Error::code`] is the stable name that crosses to JavaScript.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum Error {
+    /// The bytes are no model file at all (an HTML page, an empty body, another format).
+    #[error("not a model: {0}")]
+    NotAModel(String),
+    /// A model file that is damaged, cut short or contradicts itself.
+    #[error("bad model: {0}")]
+    BadModel(String),
+    /// A sound file whose architecture, tokenizer or template this engine does not serve.
+    #[error("unsupported model: {0}")]
+    UnsupportedModel(String),
+    /// A sound file with a tensor type this engine does not serve.
+    #[error("unsupported quantization: {0}")]
+    UnsupportedQuantization(String),
+    /// The plan does not fit: too many bytes for this machine or for 4 GiB of wasm memory.
+    #[error("too large: {0}")]
+    TooLarge(String),
+    /// An allocation failed while running.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+    /// The network failed before or while the body was read.
+    #[error("network: {0}")]
+    Network(String),
+    /// The server answered with another status than the one needed.
+    #[error("http status: {0}")]
+    HttpStatus(String),
+    /// Bytes differ from the hash that was promised.
+    #[error("integrity: {0}")]
+    Integrity(String),
+    /// A request field is unknown, out of range or senseless.
+    #[error("invalid request: {0}")]
+    InvalidRequest(String),
+    /// The chat template refused the messages or could not be compiled.
+    #[error("template error: {0}")]
+    Template(String),
+    /// Prompt and answer do not fit into the context.
+    #[error("context overflow: {0}")]
+    ContextOverflow(String),
+    /// Logits were NaN or infinite.
+    #[error("numeric: {0}")]
+    Numeric(String),
+    /// The request was cancelled by its caller.
+    #[error("aborted: {0}")]
+    Aborted(String),
+    /// The engine was closed.
+    #[error("closed: {0}")]
+    Closed(String),
+}
+
+macro_rules! kinds {
+    ($($variant:ident $make:ident $code:literal),* $(,)?) => {
+        impl Error {
+            /// The stable code of the public API.
+            pub fn code(&self) -> &'static str {
+                match self { $(Error::$variant(_) => $code),* }
+            }
+            $(
+                #[doc = concat!("An error with code `", $code, "`.")]
+                pub fn $make(message: impl Into<String>) -> Self {
+                    Error::$variant(message.into())
+                }
+            )*
+        }
+    };
+}
+
+kinds! {
+    NotAModel not_a_model "not_a_model",
+    BadModel bad_model "bad_model",
+    UnsupportedModel unsupported_model "unsupported_model",
+    UnsupportedQuantization unsupported_quantization "unsupported_quantization",
+    TooLarge too_large "too_large",
+    OutOfMemory out_of_memory "out_of_memory",
+    Network network "network",
+    HttpStatus http_status "http_status",
+    Integrity integrity "integrity",
+    InvalidRequest invalid_request "invalid_request",
+    Template template_error "template_error",
+    ContextOverflow context_overflow "context_overflow",
+    Numeric numeric "numeric",
+    Aborted aborted "aborted",
+    Closed closed "closed",
+}
+
+impl Error {
+    /// The message without the code's name before it.
+    pub fn message(&self) -> String {
+        let whole = self.to_string();
+        match whole.split_once(": ") {
+            Some((_, rest)) => rest.to_string(),
+            None => whole,
+        }
+    }
+}
+
+#[cfg(feature = "engine")]
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        // Shapes were validated when the model was loaded; what remains is a size candle could not serve.
+        Error::BadModel(format!("tensor operation failed: {error}"))
+    }
+}
