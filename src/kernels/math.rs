@@ -1,0 +1,261 @@
+//! Four f32 lanes and the few functions the kernels need on them, as one scalar reference and one `simd128` twin.
+//! Every operation is a single IEEE one (no fused multiply-add), so code written on [`F32x4`] gives the same bits
+//! natively, on `simd128` and on `relaxed-simd`.
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub use simd::F32x4;
+
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+pub use scalar::F32x4;
+
+/// The largest finite f16; keys and values beyond it are held at it.
+const F16_MAX: f32 = 65504.0;
+
+// The twin that is not built still has to stay compilable, so both keep the same list of functions.
+#[allow(dead_code)]
+mod scalar {
+    /// Four f32 lanes (scalar reference).
+    #[derive(Clone, Copy, Debug)]
+    pub struct F32x4([f32; 4]);
+
+    impl F32x4 {
+        /// All four lanes `x`.
+        #[inline(always)]
+        pub fn splat(x: f32) -> Self {
+            Self([x; 4])
+        }
+        /// The first four of `xs`.
+        #[inline(always)]
+        pub fn load(xs: &[f32]) -> Self {
+            Self([xs[0], xs[1], xs[2], xs[3]])
+        }
+        /// Widens the first four f16 bit patterns of `xs`, exactly.
+        #[inline(always)]
+        pub fn load_f16(xs: &[u16]) -> Self {
+            Self([0, 1, 2, 3].map(|i| half::f16::from_bits(xs[i]).to_f32()))
+        }
+        /// Writes the lanes to the first four of `out`.
+        #[inline(always)]
+        pub fn store(self, out: &mut [f32]) {
+            out[..4].copy_from_slice(&self.0);
+        }
+        /// The lanes as an array.
+        #[inline(always)]
+        pub fn to_array(self) -> [f32; 4] {
+            self.0
+        }
+        #[inline(always)]
+        fn zip(self, o: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+            Self([0, 1, 2, 3].map(|i| f(self.0[i], o.0[i])))
+        }
+        /// Lane-wise sum.
+        #[inline(always)]
+        pub fn add(self, o: Self) -> Self {
+            self.zip(o, |a, b| a + b)
+        }
+        /// Lane-wise difference.
+        #[inline(always)]
+        pub fn sub(self, o: Self) -> Self {
+            self.zip(o, |a, b| a - b)
+        }
+        /// Lane-wise product.
+        #[inline(always)]
+        pub fn mul(self, o: Self) -> Self {
+            self.zip(o, |a, b| a * b)
+        }
+        /// Lane-wise quotient.
+        #[inline(always)]
+        pub fn div(self, o: Self) -> Self {
+            self.zip(o, |a, b| a / b)
+        }
+        /// `a < b ? b : a` in each lane: a NaN in `self` stays.
+        #[inline(always)]
+        pub fn max(self, o: Self) -> Self {
+            self.zip(o, |a, b| if a < b { b } else { a })
+        }
+        /// `b < a ? b : a` in each lane: a NaN in `self` stays.
+        #[inline(always)]
+        pub fn min(self, o: Self) -> Self {
+            self.zip(o, |a, b| if b < a { b } else { a })
+        }
+        /// Rounds each lane to the nearest integer, ties to even.
+        #[inline(always)]
+        pub fn nearest(self) -> Self {
+            Self(self.0.map(f32::round_ties_even))
+        }
+        /// `2^n` for lanes that hold whole numbers in −126..=127 (NaN gives 2^0).
+        #[inline(always)]
+        pub fn exp2_int(self) -> Self {
+            Self(self.0.map(|x| f32::from_bits((((x as i32) + 127) << 23) as u32)))
+        }
+    }
+}
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd {
+    use core::arch::wasm32::*;
+
+    /// Four f32 lanes (`simd128`).
+    #[derive(Clone, Copy, Debug)]
+    pub struct F32x4(v128);
+
+    impl F32x4 {
+        /// All four lanes `x`.
+        #[inline(always)]
+        pub fn splat(x: f32) -> Self {
+            Self(f32x4_splat(x))
+        }
+        /// The first four of `xs`.
+        #[inline(always)]
+        pub fn load(xs: &[f32]) -> Self {
+            let xs = &xs[..4];
+            // SAFETY: the slice above holds the 16 bytes that are read; v128 loads need no alignment.
+            Self(unsafe { v128_load(xs.as_ptr() as *const v128) })
+        }
+        /// Widens the first four f16 bit patterns of `xs`, exactly.
+        #[inline(always)]
+        pub fn load_f16(xs: &[u16]) -> Self {
+            let xs = &xs[..4];
+            // SAFETY: the slice above holds the 8 bytes that are read; the load needs no alignment.
+            let bits = unsafe { v128_load64_zero(xs.as_ptr() as *const u64) };
+            let wide = u32x4_extend_low_u16x8(bits);
+            let sign = i32x4_shl(v128_and(wide, u32x4_splat(0x8000)), 16);
+            let magnitude = i32x4_shl(v128_and(wide, u32x4_splat(0x7fff)), 13);
+            // 2^112 moves the exponent's bias from 15 to 127 and makes subnormals normal.
+            let value = f32x4_mul(magnitude, u32x4_splat(0x7780_0000));
+            let special = i32x4_ge(magnitude, u32x4_splat(0x0f80_0000));
+            let value = v128_or(value, v128_and(special, u32x4_splat(0x7f80_0000)));
+            Self(v128_or(value, sign))
+        }
+        /// Writes the lanes to the first four of `out`.
+        #[inline(always)]
+        pub fn store(self, out: &mut [f32]) {
+            let out = &mut out[..4];
+            // SAFETY: the slice above holds the 16 bytes that are written; v128 stores need no alignment.
+            unsafe { v128_store(out.as_mut_ptr() as *mut v128, self.0) }
+        }
+        /// The lanes as an array.
+        #[inline(always)]
+        pub fn to_array(self) -> [f32; 4] {
+            [
+                f32x4_extract_lane::<0>(self.0),
+                f32x4_extract_lane::<1>(self.0),
+                f32x4_extract_lane::<2>(self.0),
+                f32x4_extract_lane::<3>(self.0),
+            ]
+        }
+        /// Lane-wise sum.
+        #[inline(always)]
+        pub fn add(self, o: Self) -> Self {
+            Self(f32x4_add(self.0, o.0))
+        }
+        /// Lane-wise difference.
+        #[inline(always)]
+        pub fn sub(self, o: Self) -> Self {
+            Self(f32x4_sub(self.0, o.0))
+        }
+        /// Lane-wise product.
+        #[inline(always)]
+        pub fn mul(self, o: Self) -> Self {
+            Self(f32x4_mul(self.0, o.0))
+        }
+        /// Lane-wise quotient.
+        #[inline(always)]
+        pub fn div(self, o: Self) -> Self {
+            Self(f32x4_div(self.0, o.0))
+        }
+        /// `a < b ? b : a` in each lane: a NaN in `self` stays.
+        #[inline(always)]
+        pub fn max(self, o: Self) -> Self {
+            Self(f32x4_pmax(self.0, o.0))
+        }
+        /// `b < a ? b : a` in each lane: a NaN in `self` stays.
+        #[inline(always)]
+        pub fn min(self, o: Self) -> Self {
+            Self(f32x4_pmin(self.0, o.0))
+        }
+        /// Rounds each lane to the nearest integer, ties to even.
+        #[inline(always)]
+        pub fn nearest(self) -> Self {
+            Self(f32x4_nearest(self.0))
+        }
+        /// `2^n` for lanes that hold whole numbers in −126..=127 (NaN gives 2^0).
+        #[inline(always)]
+        pub fn exp2_int(self) -> Self {
+            let n = i32x4_trunc_sat_f32x4(self.0);
+            Self(i32x4_shl(i32x4_add(n, i32x4_splat(127)), 23))
+        }
+    }
+}
+
+impl F32x4 {
+    /// The lanes' sum as `(l0 + l1) + (l2 + l3)`.
+    #[inline(always)]
+    pub fn sum(self) -> f32 {
+        let [a, b, c, d] = self.to_array();
+        (a + b) + (c + d)
+    }
+
+    /// e^x in each lane, within 2 ulp for −87..88; below it gives about 1.6e-38, above 1.7e38. NaN stays NaN.
+    ///
+    /// Cody–Waite reduction by ln 2 in two parts, then a polynomial of degree 6 (Taylor terms; |r| ≤ ln2/2).
+    #[inline(always)]
+    pub fn exp(self) -> Self {
+        let x = self.max(Self::splat(-87.0)).min(Self::splat(88.0));
+        let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).nearest();
+        let r = x.sub(n.mul(Self::splat(0.693_359_4))).sub(n.mul(Self::splat(-2.121_944_4e-4)));
+        let mut p = Self::splat(1.0 / 720.0);
+        for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = p.mul(r).add(Self::splat(c));
+        }
+        p.mul(n.exp2_int())
+    }
+}
+
+/// e^x as [`F32x4::exp`] gives it.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    F32x4::splat(x).exp().to_array()[0]
+}
+
+/// The f16 nearest to `x` (ties to even) as bits; finite values beyond its range are held at ±65504.
+#[inline(always)]
+pub fn to_f16_bits(x: f32) -> u16 {
+    let x = if x > F16_MAX && x.is_finite() { F16_MAX } else { x };
+    let x = if x < -F16_MAX && x.is_finite() { -F16_MAX } else { x };
+    half::f16::from_f32_const(x).to_bits()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
+    #[cfg_attr(not(target_arch = "wasm32"), test)]
+    fn exp_is_within_two_ulp_of_f64() {
+        let mut x = -87.0f32;
+        while x < 88.0 {
+            let want = (x as f64).exp();
+            let got = exp(x) as f64;
+            assert!((got - want).abs() <= want * 2.4e-7, "exp({x}) = {got}, expected {want}");
+            x += 0.0137;
+        }
+        assert!(exp(f32::NAN).is_nan());
+        assert!(exp(f32::NEG_INFINITY) < 2e-38 && exp(-1e30) > 0.0);
+    }
+
+    #[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
+    #[cfg_attr(not(target_arch = "wasm32"), test)]
+    fn every_f16_widens_exactly() {
+        for bits in 0..=u16::MAX {
+            let want = half::f16::from_bits(bits).to_f32();
+            let got = F32x4::load_f16(&[bits; 4]).to_array()[3];
+            assert!(got == want || (got.is_nan() && want.is_nan()), "{bits:#06x}: {got} is not {want}");
+            if !want.is_nan() && want.is_finite() {
+                assert_eq!(to_f16_bits(want), bits);
+            }
+        }
+        assert_eq!(to_f16_bits(1e9), 0x7bff);
+        assert_eq!(to_f16_bits(-1e9), 0xfbff);
+    }
+}
