@@ -1,0 +1,115 @@
+// The public `Engine` over a link to its worker: each call is one request. Checks only what could not cross the border
+// as it is; the worker checks the rest and names the field.
+
+import { failure } from "./errors.js";
+import type { Link } from "./spawn.js";
+import type {
+  CallOptions,
+  ChatChunk,
+  ChatReply,
+  ChatRequest,
+  Completion,
+  CompletionRequest,
+  Engine,
+  EngineInfo,
+} from "./types.js";
+import { offlineReady, saveSession } from "./unavailable.js";
+
+/** An engine over a worker that has loaded the model of `info`. The caller keeps `info.memory` up to date. */
+export function makeEngine({ client, close }: Link, info: EngineInfo): Engine {
+  function createChat(
+    body: ChatRequest & { stream: true },
+    options?: CallOptions,
+  ): Promise<AsyncIterable<ChatChunk>>;
+  function createChat(body: ChatRequest, options?: CallOptions): Promise<ChatReply>;
+  async function createChat(
+    body: ChatRequest,
+    { signal }: CallOptions = {},
+  ): Promise<AsyncIterable<ChatChunk> | ChatReply> {
+    checkBody(body);
+    if (body.stream) return client.stream("chat", { body }, { signal });
+    return whole(await client.request("chat", { body }, { signal }));
+  }
+
+  function createCompletion(
+    body: CompletionRequest & { stream: true },
+    options?: CallOptions,
+  ): Promise<AsyncIterable<Completion>>;
+  function createCompletion(body: CompletionRequest, options?: CallOptions): Promise<Completion>;
+  async function createCompletion(
+    body: CompletionRequest,
+    { signal }: CallOptions = {},
+  ): Promise<AsyncIterable<Completion> | Completion> {
+    checkBody(body);
+    const { prompt } = body;
+    const params = {
+      body: typeof prompt === "string" ? body : { ...body, prompt: Array.from(tokenIds(prompt, "prompt")) },
+    };
+    if (body.stream) return client.stream("completion", params, { signal });
+    return whole(await client.request("completion", params, { signal }));
+  }
+
+  return {
+    info,
+    chat: { completions: { create: createChat } },
+    completions: { create: createCompletion },
+    tokenize: async (text, { special = false, signal } = {}) =>
+      client.request("tokenize", { text: checkText(text, "text"), special }, { signal }),
+    detokenize: async (ids, { special = false, signal } = {}) =>
+      client.request("detokenize", { ids: tokenIds(ids, "ids"), special }, { signal }),
+    countTokens: (input, { signal } = {}) => client.request("countTokens", { input }, { signal }),
+    applyChatTemplate: (messages, options = {}) => client.request("applyChatTemplate", { messages, options }),
+    logits: async (ids, { all = false, signal } = {}) =>
+      client.request("logits", { ids: tokenIds(ids, "ids"), all }, { signal }),
+    sessions: {
+      list: () => client.request("sessions.list", {}),
+      get: (id) => client.request("sessions.get", { id }),
+      fork: (id, as) => client.request("sessions.fork", { id, as }),
+      save: saveSession,
+      delete: async (id) => {
+        await client.request("sessions.delete", { id });
+      },
+      clear: async () => {
+        await client.request("sessions.clear", {});
+      },
+    },
+    responses: {
+      stats: () => client.request("responses.stats", {}),
+      clear: async () => {
+        await client.request("responses.clear", {});
+      },
+    },
+    metrics: () => client.request("metrics", {}),
+    profile: () => client.request("profile", {}),
+    offlineReady,
+    close,
+  };
+}
+
+function whole<R>(reply: R | null): R {
+  if (reply === null) throw failure("worker_died", "the worker answered without a reply");
+  return reply;
+}
+
+function checkBody(body: unknown): void {
+  if (typeof body === "object" && body !== null && !Array.isArray(body)) return;
+  throw failure("invalid_request", "the request's body must be an object");
+}
+
+function checkText(text: unknown, field: string): string {
+  if (typeof text === "string") return text;
+  throw failure("invalid_request", `${field} must be a string; found ${typeof text}`, { detail: { field } });
+}
+
+/** A copy of token ids that can be sent, each checked: a typed array would wrap a wrong one silently. */
+function tokenIds(ids: ArrayLike<number>, field: string): Uint32Array {
+  if (typeof ids !== "object" || ids === null || typeof ids.length !== "number") {
+    throw failure("invalid_request", `${field} must be a list of token ids`, { detail: { field } });
+  }
+  return Uint32Array.from(ids, (id, index) => {
+    if (Number.isInteger(id) && id >= 0 && id <= 0xffffffff) return id;
+    throw failure("invalid_request", `${field}[${index}] must be a token id; found ${String(id)}`, {
+      detail: { field, index },
+    });
+  });
+}

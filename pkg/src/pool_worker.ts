@@ -1,0 +1,45 @@
+// Entry of one thread of the pool: shares the engine's module and memory, and works until it is terminated. While it
+// works the engine's own thread may be waiting for it, so a trap is told to the page directly.
+
+import { messageOf } from "./errors.js";
+import type { PoolInit, PoolReply } from "./pool.js";
+import type { PoolMessage } from "./protocol.js";
+import type { Tier } from "./types.js";
+
+/** What a threaded build exports to a pool thread. */
+export interface ThreadGlue {
+  default(init: PoolInit["init"]): Promise<unknown>;
+  /** Runs the pool's loop; returns when the pool ends. */
+  wbg_rayon_start_worker(receiver: number): void;
+}
+
+function importGlue(tier: Tier): Promise<ThreadGlue> {
+  switch (tier) {
+    case "simd128":
+      return import("./wasm/qandle_simd128_threads.js");
+    case "relaxed":
+      return import("./wasm/qandle_relaxed_threads.js");
+    default:
+      throw new Error(`unknown tier ${tier satisfies never}`);
+  }
+}
+
+async function run({ tier, lockName, init, receiver }: PoolInit): Promise<void> {
+  const reply = (message: PoolReply) => globalThis.postMessage(message);
+  let glue: ThreadGlue;
+  try {
+    glue = await importGlue(tier);
+    await glue.default(init);
+  } catch (thrown) {
+    return reply({ type: "failed", message: messageOf(thrown) });
+  }
+  reply({ type: "ready" });
+  try {
+    glue.wbg_rayon_start_worker(receiver);
+  } catch (trap) {
+    const message: PoolMessage = { type: "fatal", message: `a thread trapped: ${messageOf(trap)}` };
+    new BroadcastChannel(lockName).postMessage(message);
+  }
+}
+
+globalThis.addEventListener("message", ({ data }: MessageEvent<PoolInit>) => void run(data), { once: true });

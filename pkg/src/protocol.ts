@@ -1,0 +1,131 @@
+// The messages between the page and the worker: types only. Plain structured-clone data; every request has an integer
+// id and gets events, then exactly one `done` or `error`. A cancelled request ends in `error` with code `aborted`,
+// but a generation that already streams ends in `done` after a chunk with finish_reason "abort".
+
+import type { WireError } from "./errors.js";
+import type {
+  CacheStats,
+  ChatChunk,
+  ChatMessage,
+  ChatReply,
+  ChatRequest,
+  Completion,
+  CompletionRequest,
+  EngineInfo,
+  LoadOptions,
+  Metrics,
+  Notice,
+  Profile,
+  Progress,
+  SessionInfo,
+  Tier,
+} from "./types.js";
+
+/** A source that the worker can open: exactly one of a URL and a blob. */
+export type WireSource = { url: string; sha256?: string } | { blob: Blob; sha256?: string };
+
+/** The load options that the worker reads; what was left out is absent. */
+export type WireLoadOptions = Pick<
+  LoadOptions,
+  "contextLength" | "kv" | "cache" | "fastImage" | "warmup" | "limits"
+>;
+
+/** First message to the worker's shell. */
+export interface Init {
+  type: "init";
+  tier: Tier;
+  /** More than one asks for the threaded build. */
+  threads: number;
+  /** Web Lock that the worker holds for ever, and the name of the channel on which a dying thread speaks. */
+  lockName: string;
+}
+
+/** What each method takes, and what its `done` carries. */
+export interface Methods {
+  load: { params: { source: WireSource; options: WireLoadOptions }; result: EngineInfo };
+  chat: { params: { body: ChatRequest }; result: ChatReply | null };
+  completion: { params: { body: CompletionRequest }; result: Completion | null };
+  tokenize: { params: { text: string; special: boolean }; result: Uint32Array };
+  detokenize: { params: { ids: Uint32Array; special: boolean }; result: string };
+  countTokens: { params: { input: string | ChatMessage[] }; result: number };
+  applyChatTemplate: {
+    params: { messages: ChatMessage[]; options: Record<string, unknown> };
+    result: string;
+  };
+  logits: { params: { ids: Uint32Array; all: boolean }; result: Float32Array };
+  info: { params: NoParams; result: EngineInfo };
+  metrics: { params: NoParams; result: Metrics };
+  profile: { params: NoParams; result: Profile };
+  "sessions.list": { params: NoParams; result: SessionInfo[] };
+  "sessions.get": { params: { id: string }; result: SessionInfo | null };
+  "sessions.fork": { params: { id: string; as: string }; result: SessionInfo };
+  "sessions.delete": { params: { id: string }; result: null };
+  "sessions.clear": { params: NoParams; result: null };
+  "responses.stats": { params: NoParams; result: CacheStats };
+  "responses.clear": { params: NoParams; result: null };
+  close: { params: NoParams; result: null };
+}
+
+export type NoParams = Record<string, never>;
+export type Method = keyof Methods;
+export type Params<M extends Method> = Methods[M]["params"];
+export type Result<M extends Method> = Methods[M]["result"];
+
+/** A request of some method, as it is posted. */
+export interface RequestMessage<M extends Method = Method> {
+  type: "request";
+  id: number;
+  method: M;
+  params: Params<M>;
+}
+
+/** Page → worker, after `init`. */
+export type ToWorker = RequestMessage | { type: "cancel"; id: number };
+
+/** What may come before a request's end. */
+export type RequestEvent =
+  | { type: "progress"; progress: Progress }
+  | { type: "notice"; notice: Notice }
+  | { type: "chunk"; chunk: ChatChunk | Completion };
+
+/** Bytes in use, beside any event or result that carries it. */
+export interface WithMemory {
+  memory?: EngineInfo["memory"];
+}
+
+/** Worker → page about one request. */
+export type RequestReply =
+  | ({ type: "event"; id: number; event: RequestEvent } & WithMemory)
+  | ({ type: "done"; id: number; result: unknown } & WithMemory)
+  | ({ type: "error"; id: number; error: WireError } & WithMemory);
+
+/** Worker → page about the worker itself: the lock is held; the engine is there; nothing works any more. */
+export type WorkerState = { type: "locked" } | { type: "ready" } | { type: "fatal"; error: WireError };
+
+/** Worker → page. */
+export type ToPage = RequestReply | WorkerState;
+
+/** On the BroadcastChannel named `lockName`: a thread of the pool trapped while the engine's own thread waits for it. */
+export interface PoolMessage {
+  type: "fatal";
+  message: string;
+}
+
+/** The half of a `Worker` or `MessagePort` that the client uses. */
+export interface Endpoint {
+  postMessage(message: unknown, transfer?: Transferable[]): void;
+  addEventListener(type: "message", listener: (event: { data: unknown }) => void): void;
+}
+
+/** What the tier's glue exports to the shell. */
+export interface Glue {
+  /** Instantiates the wasm module. */
+  default(options: { module_or_path: URL | string | Response | Promise<Response> }): Promise<unknown>;
+  /** In threaded builds: starts the pool. */
+  initThreadPool?(threads: number): Promise<unknown>;
+  /** The engine. `handle` takes each {@link ToWorker} message and never throws unless wasm trapped. */
+  QandleWorker: new (
+    post: (message: unknown, transfer?: Transferable[]) => void,
+    threads: number,
+  ) => { handle(message: unknown): void };
+}

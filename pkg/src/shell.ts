@@ -1,0 +1,111 @@
+// The worker's shell: takes the lock, starts one build of the engine, then hands every message to it. Owns nothing of
+// the engine; turns every trap into `fatal`, after which the page ends this worker.
+
+import { errorToWire, failure, messageOf } from "./errors.js";
+import type { Glue, Init, ToPage, WorkerState } from "./protocol.js";
+import type { Tier } from "./types.js";
+
+/** The part of a worker's global scope that is used. */
+export interface Scope {
+  postMessage(message: unknown, transfer?: Transferable[]): void;
+  addEventListener(type: "message", listener: (event: { data: unknown }) => void): void;
+  addEventListener(type: "error", listener: (event: { message?: string; error?: unknown }) => void): void;
+  addEventListener(type: "unhandledrejection", listener: (event: { reason?: unknown }) => void): void;
+  navigator?: { locks?: Pick<LockManager, "request"> };
+}
+
+/** Imports a build and says where its wasm file is. */
+export type LoadGlue = (build: {
+  tier: Tier;
+  threaded: boolean;
+  lockName: string;
+}) => Promise<{ glue: Glue; wasm: URL }>;
+
+/** How long the pool's threads may take to start, in ms. They share one compiled module. */
+const POOL_START_MS = 30_000;
+
+/** Serves the protocol on a worker's scope. */
+export function runShell(scope: Scope, loadGlue: LoadGlue): void {
+  const post = (message: ToPage, transfer: Transferable[] = []) => scope.postMessage(message, transfer);
+  const fatal = (thrown: unknown, fallback: "worker_died" | "network" = "worker_died") => {
+    post({ type: "fatal", error: errorToWire(thrown, fallback) } satisfies WorkerState);
+  };
+  let handle: ((message: unknown) => void) | undefined;
+
+  scope.addEventListener("error", (event) => fatal(event.error ?? event.message ?? "unknown error"));
+  scope.addEventListener("unhandledrejection", (event) => fatal(event.reason));
+  scope.addEventListener("message", ({ data }) => {
+    if (handle !== undefined) {
+      try {
+        handle(data);
+      } catch (trap) {
+        fatal(trap);
+      }
+      return;
+    }
+    if (!isInit(data)) return;
+    start(data).catch(fatal);
+  });
+
+  async function start({ tier, threads, lockName }: Init): Promise<void> {
+    await holdLock(scope, lockName);
+    post({ type: "locked" });
+    const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1, lockName });
+    await glue.default({ module_or_path: await fetchWasm(wasm) });
+    if (threads > 1) await startPool(glue, threads);
+    const engine = new glue.QandleWorker(
+      (message, transfer) => scope.postMessage(message, transfer ?? []),
+      threads,
+    );
+    handle = (message) => engine.handle(message);
+    post({ type: "ready" });
+  }
+}
+
+/** Takes the lock and never lets go; resolves once it is held, or at once where there are no locks. */
+function holdLock(scope: Scope, lockName: string): Promise<void> {
+  const locks = scope.navigator?.locks;
+  if (locks === undefined) return Promise.resolve();
+  return new Promise((resolve) => {
+    const held = locks.request(lockName, () => {
+      resolve();
+      return new Promise<never>(() => {});
+    });
+    // Refused where the origin is opaque: the page then learns of a death from events alone.
+    held.catch(() => resolve());
+  });
+}
+
+async function startPool(glue: Glue, threads: number): Promise<void> {
+  if (glue.initThreadPool === undefined) throw failure("worker_died", "this build has no threads");
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const late = new Promise<never>((_, reject) => {
+    const error = failure("worker_died", `${threads} threads did not start within ${POOL_START_MS / 1000} s`);
+    timer = setTimeout(() => reject(error), POOL_START_MS);
+  });
+  try {
+    await Promise.race([glue.initThreadPool(threads), late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The wasm file's response, checked: a host that answers with its index page would fail as a wrong magic number. */
+async function fetchWasm(url: URL): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(url, { credentials: "same-origin" });
+  } catch (cause) {
+    throw failure("network", `${url.href} could not be fetched: ${messageOf(cause)}`, { cause });
+  }
+  if (!response.ok) throw failure("http_status", `${url.href} answered ${response.status}`);
+  const type = response.headers.get("content-type") ?? "";
+  if (type.startsWith("text/html")) {
+    throw failure("network", `${url.href} is an HTML page, not WebAssembly: is the folder wasm/ served?`);
+  }
+  return response;
+}
+
+function isInit(data: unknown): data is Init {
+  return typeof data === "object" && data !== null && "type" in data && data.type === "init";
+}

@@ -1,0 +1,150 @@
+// Starts the worker and knows when it is gone: error events, `fatal` messages, a Web Lock that the worker holds for
+// ever (getting it means that the worker is gone; a killed worker fires no event), and a channel on which a pool
+// thread's trap is announced while the engine's own thread waits for it.
+
+import { Client, type ClientHooks } from "./client.js";
+import { abortError, errorFromWire, failure, messageOf, type QandleError } from "./errors.js";
+import { moduleWorker } from "./module_worker.js";
+import type { Endpoint, Init, PoolMessage, WorkerState } from "./protocol.js";
+import { withSlash } from "./source.js";
+import type { Tier } from "./types.js";
+
+/** How long a closing worker may take before it is terminated, in ms. */
+export const CLOSE_GRACE_MS = 1000;
+
+/** The part of a `Worker` that is used. */
+export interface WorkerLike extends Endpoint {
+  addEventListener(type: "message" | "messageerror", listener: (event: { data: unknown }) => void): void;
+  addEventListener(
+    type: "error",
+    listener: (event: { message?: string; preventDefault?(): void }) => void,
+  ): void;
+  terminate(): void;
+}
+
+/** What a start needs from the platform; a test brings its own. */
+export interface SpawnHost {
+  createWorker(assetsUrl: string | URL | undefined): WorkerLike;
+  locks: Pick<LockManager, "request"> | undefined;
+}
+
+/** Options of {@link startWorker}. */
+export interface SpawnOptions extends Pick<ClientHooks, "onMemory" | "onNotice"> {
+  tier: Tier;
+  threads: number;
+  assetsUrl?: string | URL;
+  signal?: AbortSignal;
+}
+
+/** A worker whose engine answers. */
+export interface Link {
+  client: Client;
+  /** Rejects what is pending with `closed`, asks the worker to close, ends it. The same promise each time. */
+  close(): Promise<void>;
+}
+
+/** The browser's own worker and locks. */
+export const browserHost: SpawnHost = {
+  createWorker,
+  get locks() {
+    return globalThis.navigator?.locks;
+  },
+};
+
+/** Starts a worker with one build of the engine; rejects when it cannot, or when the signal fires. */
+export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost): Promise<Link> {
+  const { tier, threads, assetsUrl, signal, onMemory, onNotice } = options;
+  return new Promise((resolve, reject) => {
+    if (signal?.aborted) return reject(abortError());
+    const lockName = `qandle-${randomName()}`;
+    const worker = host.createWorker(assetsUrl);
+    const lockRequest = new AbortController();
+    const channel = typeof BroadcastChannel === "function" ? new BroadcastChannel(lockName) : undefined;
+    let closing: Promise<void> | undefined;
+
+    const release = () => {
+      signal?.removeEventListener("abort", onAbort);
+      worker.terminate();
+      lockRequest.abort();
+      channel?.close();
+    };
+    const die = (error: QandleError | DOMException) => {
+      release();
+      reject(error);
+      client.end(error instanceof DOMException ? failure("closed", "the load was aborted") : error);
+    };
+    const died = (why: string) => die(failure("worker_died", `the engine's worker died: ${why}`));
+    const onAbort = () => die(abortError());
+    const close = () => {
+      closing ??= client.close(failure("closed", "the engine was closed"), CLOSE_GRACE_MS).finally(release);
+      return closing;
+    };
+    const onState = (state: WorkerState) => {
+      switch (state.type) {
+        case "locked":
+          return watch(host.locks, {
+            lockName,
+            signal: lockRequest.signal,
+            onGone: () => died("it was ended from outside"),
+          });
+        case "ready":
+          signal?.removeEventListener("abort", onAbort);
+          return resolve({ client, close });
+        case "fatal": {
+          const error = errorFromWire(state.error);
+          return error instanceof DOMException ? died(error.message) : die(error);
+        }
+        default:
+          state satisfies never;
+      }
+    };
+    const client = new Client(worker, { onMemory, onNotice, onState });
+
+    signal?.addEventListener("abort", onAbort, { once: true });
+    worker.addEventListener("error", (event) => {
+      event.preventDefault?.();
+      // A script that could not be fetched or was refused by a policy fires an event without a message.
+      died(
+        event.message ||
+          "its script could not be loaded (missing file, or refused by a content security policy)",
+      );
+    });
+    worker.addEventListener("messageerror", () => died("a message could not be read"));
+    if (channel !== undefined) {
+      channel.onmessage = ({ data }: MessageEvent<PoolMessage>) => {
+        if (data?.type === "fatal") died(data.message);
+      };
+    }
+    worker.postMessage({ type: "init", tier, threads, lockName } satisfies Init);
+  });
+}
+
+/** Asks for the worker's lock; without Web Locks (insecure pages) only events tell of its death. */
+function watch(
+  locks: SpawnHost["locks"],
+  { lockName, signal, onGone }: { lockName: string; signal: AbortSignal; onGone(): void },
+): void {
+  locks?.request(lockName, { signal }, onGone).catch((thrown: unknown) => {
+    // Aborted on release; refused in documents of opaque origin, which have no locks. Neither is a death.
+    const name = thrown instanceof DOMException ? thrown.name : "";
+    if (name !== "AbortError" && name !== "SecurityError" && name !== "InvalidStateError") throw thrown;
+  });
+}
+
+function createWorker(assetsUrl: string | URL | undefined): WorkerLike {
+  // The literal form is what bundlers look for.
+  if (assetsUrl === undefined) return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  let url: URL;
+  try {
+    const folder = new URL(assetsUrl, globalThis.document?.baseURI ?? globalThis.location?.href);
+    url = new URL("worker.js", withSlash(folder.href));
+  } catch (cause) {
+    throw failure("invalid_request", `the option assetsUrl is not a URL: ${messageOf(cause)}`, { cause });
+  }
+  return moduleWorker(url);
+}
+
+function randomName(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}

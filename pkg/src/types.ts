@@ -1,0 +1,421 @@
+// The public types: sources, options, the engine, requests and replies. Requests and replies have OpenAI's shapes and
+// spelling; what is this package's own is camelCase, or stands under `qandle`.
+
+import type { ErrorCode } from "./errors.js";
+
+export type { ErrorCode };
+
+/** The instruction set that a build of the engine uses. */
+export type Tier = "simd128" | "relaxed";
+
+/** Where downloaded weights are kept. */
+export type CacheKind = "auto" | "cache-api" | "indexeddb" | "none";
+
+/**
+ * Where a model comes from: a URL (absolute, or relative to the page), `hf:owner/repo/path[@revision]`,
+ * `ms:owner/repo/path[@revision]`, a `File` or `Blob`, shards, or a Hugging Face triple.
+ */
+export type ModelSource =
+  | string
+  | Blob
+  | Blob[]
+  | {
+      /** One URL, or the shards of one model in order. */
+      url: string | string[];
+      /** Hash of the whole file, 64 hexadecimal digits; other bytes are refused with `integrity`. */
+      sha256?: string;
+    }
+  | {
+      config: ModelSource;
+      tokenizer: ModelSource;
+      weights: ModelSource | ModelSource[];
+      /** How float weights are kept. Default `none`. */
+      quantize?: "none" | "q8_0" | "q4_0";
+    };
+
+/** How far a load is. */
+export interface Progress {
+  phase: "plan" | "download" | "verify" | "load" | "warmup";
+  /** Bytes of this phase that are done. */
+  loaded: number;
+  /** Bytes of this phase, or null where nobody said. */
+  total: number | null;
+  /** 0..1 over all phases; never goes back. */
+  fraction: number;
+  /** Where the bytes come from. */
+  source: "network" | "cache" | "image" | "file";
+  bytesPerSecond: number | null;
+  etaSeconds: number | null;
+}
+
+/** Something the user may want to know; nothing failed. */
+export interface Notice {
+  code: "quota" | "no_storage" | "tab_was_killed" | "stepped_down" | "repaired" | "not_isolated";
+  message: string;
+  detail?: Record<string, unknown>;
+}
+
+/** Upper bounds; each has a default that fits the device. */
+export interface Limits {
+  /** Sessions kept in memory. Default 10. */
+  maxSessions?: number;
+  /** Seconds without use after which a session leaves memory. Default 300. */
+  sessionTtlSeconds?: number;
+  /** Bytes of KV caches in memory. */
+  kvBytes?: number;
+  /** Bytes of the response cache. */
+  responseBytes?: number;
+  /** Bytes on disk. */
+  diskBytes?: number;
+  /** Tokens of one prompt. */
+  maxInputTokens?: number;
+}
+
+/** Options of {@link load}. */
+export interface LoadOptions {
+  /** Called with each step of the load; `fraction` never goes back. */
+  onProgress?(p: Progress): void;
+  /** Called with things worth telling, while loading and later. */
+  onNotice?(n: Notice): void;
+  /** Aborts the load in any phase; the promise rejects with an `AbortError`. */
+  signal?: AbortSignal;
+  /** Tokens of context. Default 4096, or the model's own when that is less. */
+  contextLength?: number;
+  /** Threads. `auto` (default): the cores, at most 8, on an isolated page, else 1. */
+  threads?: number | "auto";
+  /** Instruction set. `auto` (default): relaxed SIMD where the browser has it. */
+  tier?: Tier | "auto";
+  /** Where weights are kept. Default `auto`. */
+  cache?: CacheKind;
+  /** Keep a kernel-ready copy of the weights when there is room. Default true. */
+  fastImage?: boolean;
+  /** Number type of the KV cache. Default `f16`. */
+  kv?: "f16" | "f32" | "q8";
+  /** Run once before ready; a string is prefilled. Default true. */
+  warmup?: boolean | string;
+  limits?: Limits;
+  /** Hosts to ask for `hf:` and `ms:` sources, in order, in place of the hub's own. */
+  mirrors?: Partial<Record<"hf" | "ms", string[]>>;
+  /** Where `worker.js` and `wasm/` are, if not beside this module. May be on another origin that allows CORS. */
+  assetsUrl?: string | URL;
+}
+
+/** What is loaded and how it runs. */
+export interface EngineInfo {
+  model: {
+    name: string;
+    architecture: string;
+    parameters: number;
+    quantization: string;
+    /** The context the model was trained for, in tokens. */
+    contextLength: number;
+    vocabSize: number;
+    /** Bytes of the model's tensors. */
+    bytes: number;
+    sha256: string | null;
+    hasTokenizer: boolean;
+    hasChatTemplate: boolean;
+  };
+  runtime: {
+    tier: Tier;
+    threads: number;
+    /** Whether the page is cross-origin isolated, which threads need. */
+    isolated: boolean;
+    version: string;
+  };
+  /** The context of this engine, in tokens. */
+  contextLength: number;
+  /** Bytes in use; kept up to date. */
+  memory: {
+    wasmBytes: number;
+    weightsBytes: number;
+    kvBytes: number;
+    responseBytes: number;
+    tokenizerBytes: number;
+  };
+}
+
+/** Options of every call. */
+export interface CallOptions {
+  /** Aborts the call. */
+  signal?: AbortSignal;
+}
+
+/** A loaded model. Calls may run concurrently; they are served in order. */
+export interface Engine {
+  /** What is loaded; `memory` is live. */
+  readonly info: EngineInfo;
+  readonly chat: {
+    completions: {
+      /** A chat completion as a stream of chunks. Leaving the loop cancels the generation. */
+      create(
+        body: ChatRequest & { stream: true },
+        options?: { signal?: AbortSignal },
+      ): Promise<AsyncIterable<ChatChunk>>;
+      /** A chat completion as one reply. */
+      create(body: ChatRequest, options?: { signal?: AbortSignal }): Promise<ChatReply>;
+    };
+  };
+  readonly completions: {
+    /** A raw completion as a stream. A `prompt` of text gets a BOS where the model wants one; token ids are taken as they are. */
+    create(
+      body: CompletionRequest & { stream: true },
+      options?: { signal?: AbortSignal },
+    ): Promise<AsyncIterable<Completion>>;
+    /** A raw completion as one reply. */
+    create(body: CompletionRequest, options?: { signal?: AbortSignal }): Promise<Completion>;
+  };
+  /** Token ids of a text, without BOS. `special` (default false): match special tokens in the text. */
+  tokenize(text: string, options?: CallOptions & { special?: boolean }): Promise<Uint32Array>;
+  /** Text of token ids. `special` (default false): keep control tokens. */
+  detokenize(ids: Uint32Array, options?: CallOptions & { special?: boolean }): Promise<string>;
+  /** Tokens of a text, or of messages with the chat template around them. */
+  countTokens(input: string | ChatMessage[], options?: CallOptions): Promise<number>;
+  /** The text that the model's own template makes of messages. Further keys are the template's own variables. */
+  applyChatTemplate(
+    messages: ChatMessage[],
+    options?: { tools?: unknown[]; addGenerationPrompt?: boolean; [kwarg: string]: unknown },
+  ): Promise<string>;
+  /** Logits after the last token, (V), or with `all` after each one, (T, V) row by row. */
+  logits(ids: Uint32Array, options?: CallOptions & { all?: boolean }): Promise<Float32Array>;
+  readonly sessions: {
+    list(): Promise<SessionInfo[]>;
+    get(id: string): Promise<SessionInfo | null>;
+    /** A second session with the same history; costs no copy. */
+    fork(id: string, as: string): Promise<SessionInfo>;
+    save(id: string): Promise<void>;
+    delete(id: string): Promise<void>;
+    clear(): Promise<void>;
+  };
+  readonly responses: { stats(): Promise<CacheStats>; clear(): Promise<void> };
+  /** Timings, hit rates and memory of the last 100 requests. */
+  metrics(): Promise<Metrics>;
+  /** Where a token's time goes, by kernel. */
+  profile(): Promise<Profile>;
+  /** Whether this model would load without a network. */
+  offlineReady(): Promise<{ ready: boolean; missing: string[] }>;
+  /** Ends the worker. What is pending rejects with `closed`. May be called twice. */
+  close(): Promise<void>;
+}
+
+/** One conversation's history and KV cache. */
+export interface SessionInfo {
+  id: string;
+  tokens: number;
+  bytes: number;
+  where: "memory" | "disk" | "both";
+  /** Milliseconds since 1970. */
+  createdAt: number;
+  /** Milliseconds since 1970. */
+  usedAt: number;
+}
+
+export interface CacheStats {
+  hits: number;
+  misses: number;
+  entries: number;
+  bytes: number;
+}
+
+/** A summary of measured values. */
+export interface Series {
+  count: number;
+  avg: number;
+  min: number;
+  max: number;
+  p50: number;
+  p95: number;
+}
+
+/** The last 100 requests; milliseconds and tokens per second. */
+export interface Metrics {
+  requests: number;
+  ttftMs: Series;
+  totalMs: Series;
+  prefillTokensPerSecond: Series;
+  decodeTokensPerSecond: Series;
+  phasesMs: { queue: Series; tokenize: Series; prefill: Series; decode: Series; detokenize: Series };
+  caches: {
+    session: CacheStats & { reusedTokens: number; promptTokens: number };
+    response: CacheStats;
+    tokenizer: CacheStats;
+  };
+  memory: EngineInfo["memory"];
+}
+
+/** Time by kernel. */
+export interface Profile {
+  tokens: number;
+  wallMs: number;
+  outsideKernelsMs: number;
+  kernels: { name: string; calls: number; ms: number; bytes: number; ops: number }[];
+}
+
+/** One message of a conversation. */
+export interface ChatMessage {
+  role: "system" | "user" | "assistant" | "tool";
+  content: string | null;
+  /** A reasoning model's thoughts, apart from its answer. */
+  reasoning_content?: string;
+  tool_calls?: unknown[];
+  tool_call_id?: string;
+  name?: string;
+}
+
+/** How tokens are chosen. */
+export interface Sampling {
+  /** 0 is greedy. */
+  temperature?: number;
+  top_p?: number;
+  top_k?: number;
+  min_p?: number;
+  repetition_penalty?: number;
+  presence_penalty?: number;
+  frequency_penalty?: number;
+  seed?: number;
+  /** Up to 16 texts that end the answer; not part of it. */
+  stop?: string | string[];
+  /** Token id → value added to its logit. */
+  logit_bias?: Record<string, number>;
+  max_tokens?: number;
+  max_completion_tokens?: number;
+}
+
+/** Body of `chat.completions.create`. */
+export interface ChatRequest extends Sampling {
+  messages: ChatMessage[];
+  model?: string;
+  stream?: boolean;
+  stream_options?: { include_usage?: boolean };
+  /** Conversation whose KV cache is to be used and kept. */
+  session_id?: string;
+  /** Response cache: use it (`auto`), leave it alone, or answer anew and keep that. */
+  cache?: "auto" | "off" | "refresh";
+  return_tokens?: boolean;
+  tools?: unknown[];
+  tool_choice?: unknown;
+  response_format?: unknown;
+  logprobs?: boolean;
+  top_logprobs?: number;
+  n?: number;
+  /** Variables for the model's own template. */
+  chat_template_kwargs?: Record<string, unknown>;
+}
+
+/** Body of `completions.create`. */
+export interface CompletionRequest extends Sampling {
+  prompt: string | ArrayLike<number>;
+  model?: string;
+  stream?: boolean;
+  session_id?: string;
+  cache?: "auto" | "off" | "refresh";
+  return_tokens?: boolean;
+}
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  prompt_tokens_details: { cached_tokens: number };
+}
+
+/** On the whole reply, and on the last chunk of a stream. */
+export interface Extra {
+  session_id: string | null;
+  cached: boolean;
+  /** Share of the prompt that needed no prefill, 0..1. */
+  cached_ratio: number;
+  /** Messages that no longer fitted into the context. */
+  dropped_messages: number;
+  timings: {
+    queue_ms: number;
+    tokenize_ms: number;
+    prefill_ms: number;
+    ttft_ms: number;
+    decode_ms: number;
+    total_ms: number;
+    prefill_tokens_per_second: number;
+    decode_tokens_per_second: number;
+  };
+}
+
+/** Why an answer ended. */
+export type FinishReason = "stop" | "length" | "tool_calls" | "abort";
+
+/** A whole chat completion. */
+export interface ChatReply {
+  id: string;
+  object: "chat.completion";
+  /** Seconds since 1970. */
+  created: number;
+  model: string;
+  choices: { index: number; message: ChatMessage; finish_reason: FinishReason; token_ids?: number[] }[];
+  usage: Usage;
+  qandle: Extra;
+}
+
+/** A piece of a streamed chat completion. */
+export interface ChatChunk {
+  id: string;
+  object: "chat.completion.chunk";
+  /** Seconds since 1970. */
+  created: number;
+  model: string;
+  choices: {
+    index: number;
+    delta: Partial<ChatMessage>;
+    finish_reason: FinishReason | null;
+    token_ids?: number[];
+  }[];
+  usage?: Usage;
+  qandle?: Extra;
+}
+
+/** A raw completion; in a stream each piece has this shape with the new text only. */
+export interface Completion {
+  id: string;
+  object: "text_completion";
+  /** Seconds since 1970. */
+  created: number;
+  model: string;
+  choices: { index: number; text: string; finish_reason: FinishReason | null; token_ids?: number[] }[];
+  usage?: Usage;
+  qandle?: Extra;
+}
+
+/** What a model would need, before any weights are fetched. */
+export interface Estimate {
+  name: string;
+  parameters: number;
+  quantization: string;
+  downloadBytes: number;
+  peakBytes: number;
+  contextLength: number;
+  fits: boolean;
+  reason?: string;
+  proposal?: { contextLength?: number };
+  diskFreeBytes: number | null;
+}
+
+/** A model that is kept in this browser. */
+export interface StoredModel {
+  source: string;
+  name: string;
+  bytes: number;
+  storedBytes: number;
+  complete: boolean;
+  imageBytes: number;
+  /** Milliseconds since 1970. */
+  usedAt: number;
+}
+
+/** What is kept on disk, and questions about a model that is not loaded. */
+export interface Models {
+  list(): Promise<StoredModel[]>;
+  /** Reads a model's header alone and makes the plan. */
+  estimate(s: ModelSource, options?: { contextLength?: number; signal?: AbortSignal }): Promise<Estimate>;
+  has(s: ModelSource): Promise<boolean>;
+  verify(s: ModelSource): Promise<{ chunks: number; bad: number; repaired: number }>;
+  delete(s: ModelSource): Promise<void>;
+  storage(): Promise<{ usedBytes: number; quotaBytes: number; persisted: boolean }>;
+}
