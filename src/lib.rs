@@ -46,6 +46,9 @@ pub mod metrics;
 pub mod generation;
 
 #[cfg(feature = "engine")]
+pub mod openai;
+
+#[cfg(feature = "engine")]
 pub mod engine;
 
 #[cfg(all(feature = "engine", target_arch = "wasm32"))]

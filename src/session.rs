@@ -1,0 +1,236 @@
+//! Sessions: the tokens of a conversation with the KV cache that belongs to them. The longest common token prefix of
+//! history and new prompt is kept, so edits, regenerations and forks are right by construction.
+//! Bounded by count, age and bytes; the least recently used goes first.
+
+use crate::error::{Error, Result};
+use crate::kv_cache::KvCache;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// Bounds of what is kept in memory.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Limits {
+    /// Named sessions at most; default 10.
+    pub max_sessions: usize,
+    /// Seconds after its last use that a session is dropped; default 300.
+    pub session_ttl_seconds: f64,
+    /// Bytes of all sessions' KV pages; default 512 MiB.
+    pub kv_bytes: u64,
+    /// Most prompt tokens of one request; default: what the context holds.
+    pub max_input_tokens: Option<usize>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_sessions: 10, session_ttl_seconds: 300.0, kv_bytes: 512 << 20, max_input_tokens: None }
+    }
+}
+
+/// One conversation's committed tokens and their keys and values; the two have the same length.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// Token ids in order.
+    pub tokens: Vec<u32>,
+    /// Their keys and values.
+    pub cache: KvCache,
+    /// ms since the epoch.
+    pub created_at: f64,
+    /// ms since the epoch.
+    pub used_at: f64,
+}
+
+impl Session {
+    /// A session without tokens.
+    pub fn new(cache: KvCache, now: f64) -> Self {
+        Self { tokens: Vec::new(), cache, created_at: now, used_at: now }
+    }
+
+    /// Cuts history and cache to what they share with `prompt`, leaving at least the prompt's last token to compute;
+    /// returns how many tokens are kept.
+    pub fn keep_common_prefix(&mut self, prompt: &[u32]) -> usize {
+        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let keep = common.min(prompt.len().saturating_sub(1)).min(self.cache.len());
+        self.truncate(keep);
+        keep
+    }
+
+    /// Forgets everything from token `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.cache.truncate(len);
+    }
+}
+
+/// What a caller may know of a session.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SessionInfo {
+    /// The caller's name for it.
+    pub id: String,
+    /// Tokens held.
+    pub tokens: usize,
+    /// Bytes of its pages.
+    pub bytes: u64,
+    /// Where it is.
+    #[serde(rename = "where")]
+    pub place: &'static str,
+    /// ms since the epoch.
+    pub created_at: f64,
+    /// ms since the epoch.
+    pub used_at: f64,
+}
+
+/// All sessions in memory. A request without a session id uses the one named `""`, which is not listed.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    all: HashMap<String, Session>,
+    limits: Limits,
+}
+
+impl Sessions {
+    /// No sessions yet.
+    pub fn new(limits: Limits) -> Self {
+        Self { all: HashMap::new(), limits }
+    }
+
+    /// The bounds in force.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Takes a session out for a turn; it must be given back with [`Sessions::put`].
+    pub fn take(&mut self, id: &str, now: f64) -> Option<Session> {
+        self.expire(now);
+        self.all.remove(id)
+    }
+
+    /// Puts a session (back) and evicts others where a bound is passed.
+    pub fn put(&mut self, id: &str, mut session: Session, now: f64) {
+        session.used_at = now;
+        self.all.insert(id.to_string(), session);
+        self.expire(now);
+        while self.all.len() > 1 && (self.named() > self.limits.max_sessions || self.bytes() > self.limits.kv_bytes) {
+            let oldest = self
+                .all
+                .iter()
+                .filter(|(name, _)| name.as_str() != id)
+                .min_by(|a, b| a.1.used_at.total_cmp(&b.1.used_at))
+                .map(|(name, _)| name.clone());
+            match oldest {
+                Some(name) => self.all.remove(&name),
+                None => break,
+            };
+        }
+    }
+
+    /// A second session with the same tokens; pages are shared until one side writes.
+    ///
+    /// # Errors
+    /// `invalid_request` when `id` does not exist or `name` is empty.
+    pub fn fork(&mut self, id: &str, name: &str, now: f64) -> Result<SessionInfo> {
+        if name.is_empty() {
+            return Err(Error::invalid_request("the fork needs a name"));
+        }
+        self.expire(now);
+        let source =
+            self.all.get(id).ok_or_else(|| Error::invalid_request(format!("session \"{id}\" does not exist")))?;
+        let fork = Session { created_at: now, ..source.clone() };
+        self.put(name, fork, now);
+        self.get(name, now).ok_or_else(|| Error::invalid_request("no room for another session"))
+    }
+
+    /// What is known of one session.
+    pub fn get(&mut self, id: &str, now: f64) -> Option<SessionInfo> {
+        self.expire(now);
+        self.all.get(id).map(|session| info(id, session))
+    }
+
+    /// All named sessions, the last used first.
+    pub fn list(&mut self, now: f64) -> Vec<SessionInfo> {
+        self.expire(now);
+        let named = self.all.iter().filter(|(id, _)| !id.is_empty());
+        let mut list: Vec<_> = named.map(|(id, session)| info(id, session)).collect();
+        list.sort_by(|a, b| b.used_at.total_cmp(&a.used_at).then_with(|| a.id.cmp(&b.id)));
+        list
+    }
+
+    /// Drops one session; unknown ids are fine.
+    pub fn delete(&mut self, id: &str) {
+        self.all.remove(id);
+    }
+
+    /// Drops all sessions.
+    pub fn clear(&mut self) {
+        self.all.clear();
+    }
+
+    /// Bytes of all pages; a shared page counts for each session that holds it.
+    pub fn bytes(&self) -> u64 {
+        self.all.values().map(|s| s.cache.bytes()).sum()
+    }
+
+    fn named(&self) -> usize {
+        self.all.keys().filter(|id| !id.is_empty()).count()
+    }
+
+    fn expire(&mut self, now: f64) {
+        let ttl = self.limits.session_ttl_seconds * 1e3;
+        self.all.retain(|_, session| now - session.used_at <= ttl);
+    }
+}
+
+fn info(id: &str, session: &Session) -> SessionInfo {
+    SessionInfo {
+        id: id.to_string(),
+        tokens: session.tokens.len(),
+        bytes: session.cache.bytes(),
+        place: "memory",
+        created_at: session.created_at,
+        used_at: session.used_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv_cache::KvShape;
+
+    fn session(tokens: &[u32], now: f64) -> Session {
+        let mut cache = KvCache::new(KvShape { layers: 1, kv_heads: 1, head_dim: 4 });
+        cache.reserve(tokens.len()).unwrap();
+        cache.commit(tokens.len());
+        Session { tokens: tokens.to_vec(), ..Session::new(cache, now) }
+    }
+
+    #[test]
+    fn the_longest_common_prefix_is_kept_and_the_last_token_is_always_computed() {
+        for (prompt, kept) in [(&[1, 2, 3, 4][..], 3), (&[1, 2][..], 1), (&[1, 9, 3][..], 1), (&[7][..], 0)] {
+            let mut s = session(&[1, 2, 3], 0.0);
+            assert_eq!(s.keep_common_prefix(prompt), kept);
+            assert_eq!((s.tokens.len(), s.cache.len()), (kept, kept));
+        }
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_when_a_bound_is_passed() {
+        let mut all = Sessions::new(Limits { max_sessions: 2, ..Default::default() });
+        all.put("", session(&[1], 0.0), 0.0);
+        for (i, id) in ["a", "b", "c"].into_iter().enumerate() {
+            all.put(id, session(&[1, 2], 0.0), 1.0 + i as f64);
+        }
+        let ids: Vec<_> = all.list(4.0).into_iter().map(|s| s.id).collect();
+        assert_eq!(ids, ["c", "b"]);
+        assert!(all.list(302_500.0).iter().all(|s| s.id == "c"));
+        assert!(all.list(400_000.0).is_empty());
+    }
+
+    #[test]
+    fn a_fork_needs_a_source_and_a_name() {
+        let mut all = Sessions::new(Limits::default());
+        all.put("a", session(&[1, 2], 0.0), 0.0);
+        assert_eq!(all.fork("a", "b", 1.0).unwrap().tokens, 2);
+        assert_eq!(all.fork("x", "y", 1.0).unwrap_err().code(), "invalid_request");
+        assert_eq!(all.fork("a", "", 1.0).unwrap_err().code(), "invalid_request");
+    }
+}
