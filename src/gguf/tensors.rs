@@ -113,8 +113,7 @@ pub(super) fn place(tensors: &mut [TensorInfo], data_offset: u64, file_bytes: Op
 
 /// Names of the types this engine serves, for messages.
 fn served() -> String {
-    let names: Vec<_> = (0..64).filter_map(DType::from_ggml).map(|dtype| dtype.name()).collect();
-    names.join(", ")
+    DType::ALL.map(DType::name).join(", ")
 }
 
 /// ggml's name of a type (`enum ggml_type` in ggml.h), for messages; types that were removed are named too.
