@@ -1,0 +1,255 @@
+//! The matrix kernels for wasm SIMD: four weight rows in the four lanes, so nothing is ever summed across lanes. With
+//! relaxed SIMD a step is one dot product of bytes, without it two of 16-bit numbers; the packed weights are the same.
+
+use super::Columns;
+use crate::kernels::activations::{form, Activations, Sums, Tile, BLOCK};
+use crate::kernels::packed::format::{Float, Quant, ROWS};
+use crate::kernels::packed::PackedMatrix;
+use core::arch::wasm32::*;
+use std::ops::Range;
+
+/// Results of some row groups for one tile of activations, quantised weights.
+pub(super) fn quants<F: Quant>(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    tile: Tile,
+    columns: &Columns,
+) {
+    match tile.n {
+        8 => quants_n::<F, 8>(w, groups, xs, tile, columns),
+        4 => quants_n::<F, 4>(w, groups, xs, tile, columns),
+        2 => quants_n::<F, 2>(w, groups, xs, tile, columns),
+        _ => quants_n::<F, 1>(w, groups, xs, tile, columns),
+    }
+}
+
+fn quants_n<F: Quant, const N: usize>(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    tile: Tile,
+    columns: &Columns,
+) {
+    let units = w.cols() / F::COLS;
+    let group_bytes = units * F::BYTES;
+    assert_eq!(tile.n, N);
+    let (quants, scales, sums) = (xs.tile_quants(tile), xs.tile_scales(tile), xs.tile_sums(tile));
+    assert_eq!(scales.len(), N * w.cols() / BLOCK);
+    for group in groups {
+        let data = &w.data()[group * group_bytes..][..group_bytes];
+        // SAFETY: the slices hold `units` units and the activations of N rows for as many columns (asserted).
+        let y = unsafe {
+            group_product::<F, N>(data.as_ptr(), units, quants.as_ptr(), scales.as_ptr(), sums.as_ptr())
+        };
+        store(columns, tile.t0, group, y);
+    }
+}
+
+/// One row group times N activation rows.
+///
+/// # Safety
+/// `unit` points to `units` units; `a`, `scales` and `sums` to a tile of N rows with COLS / 32 blocks for each unit.
+#[inline(always)]
+unsafe fn group_product<F: Quant, const N: usize>(
+    mut unit: *const u8,
+    units: usize,
+    mut a: *const form::Element,
+    mut scales: *const f32,
+    mut sums: *const Sums,
+) -> [v128; N] {
+    let zero = f32x4_splat(0.0);
+    let mut y = [zero; N];
+    // SAFETY: all reads stay inside the units and the tile that the caller promises.
+    unsafe {
+        for _ in 0..units {
+            let (mut ws, mut wm) = ([zero; 16], [zero; 16]);
+            F::scales::<v128>(unit, &mut ws, &mut wm);
+            for block in 0..F::COLS / BLOCK {
+                let w = F::unpack::<v128>(unit, block);
+                if F::HALVES {
+                    let mut low = [zero; N];
+                    let mut high = [zero; N];
+                    for j in 0..N {
+                        low[j] = start::<F>(&raw const (*sums.add(j)).low);
+                        high[j] = start::<F>(&raw const (*sums.add(j)).high);
+                    }
+                    dots::<F, N>(&w, 0..4, a, &mut low);
+                    dots::<F, N>(&w, 4..8, a, &mut high);
+                    let (s0, s1) = (ws[2 * block], ws[2 * block + 1]);
+                    for j in 0..N {
+                        let p0 = f32x4_mul(f32x4_convert_i32x4(low[j]), s0);
+                        let p1 = f32x4_mul(f32x4_convert_i32x4(high[j]), s1);
+                        let mut part = f32x4_add(p0, p1);
+                        if F::MINIMA {
+                            let m0 = minimum(&raw const (*sums.add(j)).low, wm[2 * block]);
+                            let m1 = minimum(&raw const (*sums.add(j)).high, wm[2 * block + 1]);
+                            part = f32x4_add(part, f32x4_add(m0, m1));
+                        }
+                        y[j] = f32x4_add(y[j], f32x4_mul(part, v128_load32_splat(scales.add(j).cast())));
+                    }
+                } else {
+                    let mut acc = [zero; N];
+                    for j in 0..N {
+                        acc[j] = if F::WIDE && cfg!(target_feature = "relaxed-simd") {
+                            v128_load32_splat((&raw const (*sums.add(j)).negative).cast())
+                        } else {
+                            start::<F>(&raw const (*sums.add(j)).all)
+                        };
+                    }
+                    dots::<F, N>(&w, 0..8, a, &mut acc);
+                    for j in 0..N {
+                        let mut part = f32x4_mul(f32x4_convert_i32x4(acc[j]), ws[block]);
+                        if F::MINIMA {
+                            part = f32x4_add(part, minimum(&raw const (*sums.add(j)).all, wm[block]));
+                        }
+                        y[j] = f32x4_add(y[j], f32x4_mul(part, v128_load32_splat(scales.add(j).cast())));
+                    }
+                }
+                a = a.add(N * form::LEN);
+                scales = scales.add(N);
+                sums = sums.add(N);
+            }
+            unit = unit.add(F::BYTES);
+        }
+    }
+    y
+}
+
+/// Where the integer sum starts, so that it ends at what the quants without their offset would give.
+///
+/// # Safety
+/// `sum` must be readable.
+#[inline(always)]
+unsafe fn start<F: Quant>(sum: *const i32) -> v128 {
+    match F::OFFSET_BITS {
+        // SAFETY: as the caller promises.
+        Some(bits) => i32x4_shl(unsafe { v128_load32_splat(sum.cast()) }, bits),
+        None => i32x4_splat(0),
+    }
+}
+
+/// What a sub-block's minimum takes off (the stored sums are negative).
+///
+/// # Safety
+/// `sum` must be readable.
+#[inline(always)]
+unsafe fn minimum(sum: *const i32, minimum: v128) -> v128 {
+    // SAFETY: as the caller promises.
+    f32x4_mul(f32x4_convert_i32x4(unsafe { v128_load32_splat(sum.cast()) }), minimum)
+}
+
+/// Adds the products of the columns 4c.. of `vectors` with those of N activation rows.
+///
+/// # Safety
+/// `a` points to a block of a tile of N rows.
+#[cfg(target_feature = "relaxed-simd")]
+#[inline(always)]
+unsafe fn dots<F: Quant, const N: usize>(
+    w: &[v128; 8],
+    vectors: Range<usize>,
+    a: *const form::Element,
+    acc: &mut [v128; N],
+) {
+    for c in vectors {
+        for (j, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: inside the block that the caller promises.
+            unsafe {
+                // The second operand must be 0..127: the weights where they are, else the activations' magnitudes.
+                *acc = if F::WIDE {
+                    let wide = a.add(N * BLOCK + 8 * (c * N + j));
+                    let signed = v128_xor(w[c], v128_load32_splat(wide.add(4).cast()));
+                    i32x4_relaxed_dot_i8x16_i7x16_add(signed, v128_load32_splat(wide.cast()), *acc)
+                } else {
+                    let a = v128_load32_splat(a.add(4 * (c * N + j)).cast());
+                    i32x4_relaxed_dot_i8x16_i7x16_add(a, w[c], *acc)
+                };
+            }
+        }
+    }
+}
+
+/// Adds the products of the columns 4c.. of `vectors` with those of N activation rows.
+///
+/// # Safety
+/// `a` points to a block of a tile of N rows.
+#[cfg(not(target_feature = "relaxed-simd"))]
+#[inline(always)]
+unsafe fn dots<F: Quant, const N: usize>(
+    w: &[v128; 8],
+    vectors: Range<usize>,
+    a: *const form::Element,
+    acc: &mut [v128; N],
+) {
+    for c in vectors {
+        let even = v128_and(w[c], u16x8_splat(0x00ff));
+        let odd = u16x8_shr(w[c], 8);
+        for (j, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: inside the block that the caller promises.
+            unsafe {
+                let a0 = v128_load32_splat(a.add(2 * (2 * c * N + j)).cast());
+                let a1 = v128_load32_splat(a.add(2 * ((2 * c + 1) * N + j)).cast());
+                *acc = i32x4_add(*acc, i32x4_dot_i16x8(even, a0));
+                *acc = i32x4_add(*acc, i32x4_dot_i16x8(odd, a1));
+            }
+        }
+    }
+}
+
+/// Results of some row groups for one tile of activations, float weights: sums of 32 columns in order, then their sum.
+pub(super) fn floats<F: Float>(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    tile: Tile,
+    columns: &Columns,
+) {
+    match tile.n {
+        8 => floats_n::<F, 8>(w, groups, xs, tile, columns),
+        4 => floats_n::<F, 4>(w, groups, xs, tile, columns),
+        2 => floats_n::<F, 2>(w, groups, xs, tile, columns),
+        _ => floats_n::<F, 1>(w, groups, xs, tile, columns),
+    }
+}
+
+fn floats_n<F: Float, const N: usize>(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    tile: Tile,
+    columns: &Columns,
+) {
+    let k = w.cols();
+    assert_eq!(tile.n, N);
+    let rows = &xs.values()[tile.t0 * k..][..N * k];
+    for group in groups {
+        let data = &w.data()[group * k * F::BYTES..][..k * F::BYTES];
+        let mut y = [f32x4_splat(0.0); N];
+        for from in (0..k).step_by(BLOCK) {
+            let mut sum = [f32x4_splat(0.0); N];
+            for i in from..k.min(from + BLOCK) {
+                // SAFETY: i < k, and the slices hold k units and N rows of k values.
+                unsafe {
+                    let value = F::load(data.as_ptr().add(i * F::BYTES));
+                    for (j, sum) in sum.iter_mut().enumerate() {
+                        let x = v128_load32_splat(rows.as_ptr().add(j * k + i).cast());
+                        *sum = f32x4_add(*sum, f32x4_mul(value, x));
+                    }
+                }
+            }
+            for (y, sum) in y.iter_mut().zip(sum) {
+                *y = f32x4_add(*y, sum);
+            }
+        }
+        store(columns, tile.t0, group, y);
+    }
+}
+
+fn store<const N: usize>(columns: &Columns, t0: usize, group: usize, y: [v128; N]) {
+    for (j, y) in y.into_iter().enumerate() {
+        let mut four = [0f32; ROWS];
+        // SAFETY: four f32 are sixteen bytes.
+        unsafe { v128_store(four.as_mut_ptr().cast(), y) };
+        columns.store(t0 + j, group, four);
+    }
+}

@@ -1,0 +1,293 @@
+//! Weight matrices in the layout that the kernels read, and the packer that makes them from the file's bytes as they
+//! come in. Packing is lossless: every weight keeps the exact real number that the file gives it.
+//!
+//! Rows are interleaved by four (`packed/format.rs`), the last group padded with zeros. Nothing is staged but the one
+//! block that a split of the input cut through.
+
+pub(crate) mod float;
+pub(crate) mod format;
+pub(crate) mod kquants;
+pub(crate) mod lane;
+pub(crate) mod legacy;
+
+use super::dtype::DType;
+use crate::error::{Error, Result};
+use format::{Float, Layout, Quant, ROWS};
+
+/// Evaluates `$quant` or `$float` with `$F` standing for the format of `$dtype`.
+macro_rules! with_format {
+    ($dtype:expr, $F:ident => $quant:expr, $float:expr) => {{
+        use $crate::kernels::dtype::DType;
+        use $crate::kernels::packed::{float, kquants, legacy};
+        macro_rules! quant {
+            ($format:path) => {{
+                type $F = $format;
+                $quant
+            }};
+        }
+        macro_rules! float {
+            ($format:path) => {{
+                type $F = $format;
+                $float
+            }};
+        }
+        match $dtype {
+            DType::F32 => float!(float::F32),
+            DType::F16 => float!(float::F16),
+            DType::BF16 => float!(float::Bf16),
+            DType::Q4_0 => quant!(legacy::Q4_0),
+            DType::Q4_1 => quant!(legacy::Q4_1),
+            DType::Q5_0 => quant!(legacy::Q5_0),
+            DType::Q5_1 => quant!(legacy::Q5_1),
+            DType::Q8_0 => quant!(legacy::Q8_0),
+            DType::Q2K => quant!(kquants::Q2K),
+            DType::Q3K => quant!(kquants::Q3K),
+            DType::Q4K => quant!(kquants::Q4K),
+            DType::Q5K => quant!(kquants::Q5K),
+            DType::Q6K => quant!(kquants::Q6K),
+            DType::IQ4NL => quant!(legacy::Iq4Nl),
+        }
+    }};
+}
+pub(crate) use with_format;
+
+/// Sixteen aligned bytes, so that a vector of them is aligned.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+struct Chunk([u8; 16]);
+
+/// A matrix (rows, cols) of one type in the kernels' layout. Immutable.
+pub struct PackedMatrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: usize,
+    chunks: Vec<Chunk>,
+}
+
+impl PackedMatrix {
+    /// Bytes of the packed form of a matrix.
+    ///
+    /// # Errors
+    /// `bad_model` where a side is zero or `cols` is no whole number of blocks, `too_large` where one allocation
+    /// cannot hold it.
+    pub fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Result<usize> {
+        if rows == 0 || cols == 0 || !cols.is_multiple_of(dtype.block_len()) {
+            return Err(Error::bad_model(format!(
+                "a {} matrix needs rows and a multiple of {} columns, found {rows} x {cols}",
+                dtype.name(),
+                dtype.block_len()
+            )));
+        }
+        let groups = rows.div_ceil(ROWS) as u64;
+        let units = (cols / dtype.block_len()) as u64;
+        let unit = with_format!(dtype, F => F::BYTES, F::BYTES) as u64;
+        groups
+            .checked_mul(units)
+            .and_then(|n| n.checked_mul(unit))
+            .filter(|n| *n <= isize::MAX as u64 - 15)
+            .map(|n| n as usize)
+            .ok_or_else(|| {
+                Error::too_large(format!(
+                    "a {} matrix of {rows} x {cols} is too large to allocate",
+                    dtype.name()
+                ))
+            })
+    }
+
+    /// A matrix whose packed bytes (as [`PackedMatrix::data`] gave them earlier) `fill` writes in place.
+    ///
+    /// # Errors
+    /// As [`Packer::new`], and what `fill` returns.
+    pub fn from_packed(
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<Self> {
+        let mut matrix = Self::zeros(dtype, rows, cols)?;
+        fill(matrix.data_mut())?;
+        Ok(matrix)
+    }
+
+    fn zeros(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        let bytes = Self::packed_bytes(dtype, rows, cols)?;
+        let mut chunks = Vec::new();
+        chunks.try_reserve_exact(bytes.div_ceil(16)).map_err(|_| {
+            Error::out_of_memory(format!("{bytes} bytes for a {} matrix of {rows} x {cols}", dtype.name()))
+        })?;
+        chunks.resize(bytes.div_ceil(16), Chunk([0; 16]));
+        Ok(Self { dtype, rows, cols, bytes, chunks })
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Rows (output features).
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns (input features).
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of memory it holds.
+    pub fn bytes(&self) -> usize {
+        16 * self.chunks.len()
+    }
+
+    /// The packed bytes.
+    pub fn data(&self) -> &[u8] {
+        debug_assert!(self.bytes <= 16 * self.chunks.len());
+        // SAFETY: `Chunk` is sixteen plain bytes, and the vector has at least `bytes` of them.
+        unsafe { std::slice::from_raw_parts(self.chunks.as_ptr().cast(), self.bytes) }
+    }
+
+    fn data_mut(&mut self) -> &mut [u8] {
+        debug_assert!(self.bytes <= 16 * self.chunks.len());
+        // SAFETY: as in `data`; every byte pattern is a valid `Chunk`.
+        unsafe { std::slice::from_raw_parts_mut(self.chunks.as_mut_ptr().cast(), self.bytes) }
+    }
+
+    /// The values of one row, as an embedding needs them. Panics where `row` or `out`'s length does not fit.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        assert_eq!(out.len(), self.cols, "a row has {} values", self.cols);
+        let (group, lane) = (row / ROWS, row % ROWS);
+        let group_bytes = self.data().len() / self.rows.div_ceil(ROWS);
+        let data = &self.data()[group * group_bytes..][..group_bytes];
+        with_format!(self.dtype, F => dequantize_quants::<F>(data, lane, out), dequantize_floats::<F>(data, lane, out));
+    }
+}
+
+fn dequantize_floats<F: Float>(group: &[u8], lane: usize, out: &mut [f32]) {
+    for (unit, o) in group.chunks_exact(F::BYTES).zip(out) {
+        *o = F::decode(&unit[lane * F::FILE_BYTES..][..F::FILE_BYTES]);
+    }
+}
+
+fn dequantize_quants<F: Quant>(group: &[u8], lane: usize, out: &mut [f32]) {
+    let offset = F::OFFSET_BITS.map_or(0, |bits| 1 << bits);
+    for (unit, out) in group.chunks_exact(F::BYTES).zip(out.chunks_exact_mut(F::COLS)) {
+        let first = unit[4 * lane..].as_ptr();
+        let (mut scales, mut minima) = ([0.0; 16], [0.0; 16]);
+        // SAFETY: `first` is the lane's first word in a whole unit.
+        unsafe { F::scales::<u32>(first, &mut scales, &mut minima) };
+        for (block, out) in out.chunks_exact_mut(32).enumerate() {
+            // SAFETY: as above; a unit has COLS / 32 blocks.
+            let words = unsafe { F::unpack::<u32>(first, block) };
+            let quants = words.iter().flat_map(|w| w.to_le_bytes());
+            for (i, (o, q)) in out.iter_mut().zip(quants).enumerate() {
+                let sub = if F::HALVES { 2 * block + i / 16 } else { block };
+                let value = scales[sub] * (i32::from(q) - offset) as f32;
+                *o = if F::MINIMA { value - minima[sub] } else { value };
+            }
+        }
+    }
+}
+
+/// Makes a [`PackedMatrix`] of the file's bytes, which come in any split.
+pub struct Packer {
+    matrix: PackedMatrix,
+    row: usize,
+    unit: usize,
+    staged: [u8; 256],
+    staged_len: usize,
+}
+
+impl Packer {
+    /// Allocates the packed form.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::packed_bytes`], and `out_of_memory`.
+    pub fn new(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        let matrix = PackedMatrix::zeros(dtype, rows, cols)?;
+        Ok(Self { matrix, row: 0, unit: 0, staged: [0; 256], staged_len: 0 })
+    }
+
+    /// Takes the next bytes of the tensor.
+    ///
+    /// # Errors
+    /// `bad_model` where there are more bytes than the shape has.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
+        let block = self.matrix.dtype.block_bytes();
+        if self.staged_len > 0 {
+            let take = bytes.len().min(block - self.staged_len);
+            self.staged[self.staged_len..][..take].copy_from_slice(&bytes[..take]);
+            self.staged_len += take;
+            bytes = &bytes[take..];
+            if self.staged_len < block {
+                return Ok(());
+            }
+            self.staged_len = 0;
+            let staged = self.staged;
+            self.pack(&staged[..block])?;
+        }
+        let whole = bytes.len() / block * block;
+        self.pack(&bytes[..whole])?;
+        let rest = &bytes[whole..];
+        if !rest.is_empty() && self.row == self.matrix.rows {
+            return Err(self.too_many());
+        }
+        self.staged[..rest.len()].copy_from_slice(rest);
+        self.staged_len = rest.len();
+        Ok(())
+    }
+
+    /// The matrix, once all its bytes are there.
+    ///
+    /// # Errors
+    /// `bad_model` where bytes are missing.
+    pub fn finish(self) -> Result<PackedMatrix> {
+        if self.row < self.matrix.rows {
+            let PackedMatrix { dtype, rows, cols, .. } = self.matrix;
+            return Err(Error::bad_model(format!(
+                "the bytes of a {} matrix of {rows} x {cols} end in row {}",
+                dtype.name(),
+                self.row
+            )));
+        }
+        Ok(self.matrix)
+    }
+
+    fn pack(&mut self, blocks: &[u8]) -> Result<()> {
+        let packed =
+            with_format!(self.matrix.dtype, F => self.pack_as::<F>(blocks), self.pack_as::<F>(blocks));
+        if packed < blocks.len() {
+            return Err(self.too_many());
+        }
+        Ok(())
+    }
+
+    /// Packs whole blocks and returns how many bytes found a place.
+    fn pack_as<F: Layout>(&mut self, blocks: &[u8]) -> usize {
+        let units = self.matrix.cols / F::COLS;
+        let group_bytes = units * F::BYTES;
+        let mut rest = blocks;
+        while !rest.is_empty() && self.row < self.matrix.rows {
+            let take = (rest.len() / F::FILE_BYTES).min(units - self.unit);
+            let (now, later) = rest.split_at(take * F::FILE_BYTES);
+            let (group, lane) = (self.row / ROWS, self.row % ROWS);
+            let places = &mut self.matrix.data_mut()[group * group_bytes + self.unit * F::BYTES..];
+            for (block, unit) in now.chunks_exact(F::FILE_BYTES).zip(places.chunks_exact_mut(F::BYTES)) {
+                F::pack(block, unit, lane);
+            }
+            rest = later;
+            self.unit += take;
+            if self.unit == units {
+                self.unit = 0;
+                self.row += 1;
+            }
+        }
+        blocks.len() - rest.len()
+    }
+
+    fn too_many(&self) -> Error {
+        let PackedMatrix { dtype, rows, cols, .. } = self.matrix;
+        Error::bad_model(format!("more bytes than a {} matrix of {rows} x {cols} has", dtype.name()))
+    }
+}
