@@ -124,8 +124,6 @@ function tell<T>(callback: ((value: T) => void) | undefined, value: T): void {
   try {
     callback?.(value);
   } catch (thrown) {
-    queueMicrotask(() => {
-      throw thrown;
-    });
+    reportError(thrown);
   }
 }

@@ -1,0 +1,110 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Glue } from "../src/protocol.js";
+import { type LoadGlue, runShell, type Scope } from "../src/shell.js";
+
+const WASM = new URL("data:application/wasm;base64,AGFzbQEAAAA=");
+const INIT = { type: "init", tier: "simd128", threads: 1, lockName: "l" };
+
+type Listener = (event: { data?: unknown; error?: unknown; reason?: unknown }) => void;
+
+/** A worker's global scope that keeps what is posted. */
+class FakeScope {
+  readonly posted: { type: string; error?: { code: string; message: string } }[] = [];
+  readonly #listeners = new Map<string, Listener>();
+  locked = "";
+  navigator = {
+    locks: {
+      request: ((name: string, hold: () => Promise<never>) => {
+        this.locked = name;
+        return hold();
+      }) as unknown as LockManager["request"],
+    },
+  };
+
+  postMessage(message: unknown): void {
+    this.posted.push(message as { type: string });
+  }
+
+  addEventListener(type: string, listener: Listener): void {
+    this.#listeners.set(type, listener);
+  }
+
+  fire(type: string, event: Parameters<Listener>[0]): void {
+    this.#listeners.get(type)?.(event);
+  }
+
+  async types(count: number): Promise<string[]> {
+    while (this.posted.length < count) await new Promise((resolve) => setTimeout(resolve, 1));
+    return this.posted.map(({ type }) => type);
+  }
+}
+
+function shell(glue: Partial<Glue> = {}, wasm: URL = WASM): { scope: FakeScope; handled: unknown[] } {
+  const scope = new FakeScope();
+  const handled: unknown[] = [];
+  class QandleWorker {
+    handle(message: unknown): void {
+      handled.push(message);
+      if (message === "trap") throw new WebAssembly.RuntimeError("unreachable");
+    }
+  }
+  const load: LoadGlue = async () => ({ glue: { default: async () => {}, QandleWorker, ...glue }, wasm });
+  runShell(scope as unknown as Scope, load);
+  return { scope, handled };
+}
+
+test("the_shell_takes_the_lock_starts_the_engine_and_hands_messages_on", async () => {
+  const { scope, handled } = shell();
+  scope.fire("message", { data: INIT });
+  assert.deepEqual(await scope.types(2), ["locked", "ready"]);
+  assert.equal(scope.locked, "l");
+  scope.fire("message", { data: { type: "request", id: 1 } });
+  assert.deepEqual(handled, [{ type: "request", id: 1 }]);
+});
+
+test("a_trap_anywhere_is_fatal", async () => {
+  const { scope } = shell();
+  scope.fire("message", { data: INIT });
+  await scope.types(2);
+  scope.fire("message", { data: "trap" });
+  scope.fire("error", { error: new WebAssembly.RuntimeError("out of bounds") });
+  scope.fire("unhandledrejection", { reason: new WebAssembly.RuntimeError("later") });
+  const errors = scope.posted.slice(2).map(({ error }) => [error?.code, error?.message]);
+  assert.deepEqual(errors, [
+    ["worker_died", "unreachable"],
+    ["worker_died", "out of bounds"],
+    ["worker_died", "later"],
+  ]);
+});
+
+test("a_start_that_fails_is_fatal_and_says_why", async () => {
+  const failing: [Partial<Glue>, URL | undefined, number, string][] = [
+    [{ default: () => Promise.reject(new Error("no memory")) }, undefined, 1, "worker_died"],
+    [{}, new URL("data:text/html,hello"), 1, "network"],
+    [{}, new URL("http://127.0.0.1:1/x.wasm"), 1, "network"],
+    [{}, undefined, 4, "worker_died"],
+    [{ initThreadPool: () => Promise.reject(new Error("no threads")) }, undefined, 4, "worker_died"],
+  ];
+  for (const [glue, wasm, threads, code] of failing) {
+    const { scope } = shell(glue, wasm);
+    scope.fire("message", { data: { ...INIT, threads } });
+    assert.deepEqual(await scope.types(2), ["locked", "fatal"]);
+    assert.equal(scope.posted[1]?.error?.code, code);
+  }
+});
+
+test("threads_are_started_before_the_engine_is_ready", async () => {
+  const asked: number[] = [];
+  const { scope } = shell({ initThreadPool: async (threads) => asked.push(threads) });
+  scope.fire("message", { data: { ...INIT, threads: 3 } });
+  assert.deepEqual(await scope.types(2), ["locked", "ready"]);
+  assert.deepEqual(asked, [3]);
+});
+
+test("a_scope_without_locks_starts_all_the_same", async () => {
+  const { scope } = shell();
+  (scope as { navigator: unknown }).navigator = {};
+  scope.fire("message", { data: INIT });
+  assert.deepEqual(await scope.types(2), ["locked", "ready"]);
+});
