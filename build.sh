@@ -62,14 +62,14 @@ compile_wasm() {
   esac
   case $tier in relaxed*) features+=(--enable-relaxed-simd) ;; esac
   # LTO needs the cdylib alone: cargo leaves it out silently when an rlib is made in the same go.
-  if [ "$profile" = publish ]; then wasm_cargo_run "$tier" rustc --locked --lib --crate-type cdylib --profile publish "${cargo_args[@]}"
+  if [ "$profile" = dist ]; then wasm_cargo_run "$tier" rustc --locked --lib --crate-type cdylib --profile dist "${cargo_args[@]}"
   else wasm_cargo_run "$tier" build --locked --lib --profile "$profile" "${cargo_args[@]}"
   fi
   local out=$build/bindgen/$tier
   rm -rf "$out"
   "$bindgen" --target web --no-typescript --out-name "qandle_$tier" --out-dir "$out" "$build/target/$route-$tier/$wasm_target/$profile/qandle.wasm"
   local level=-O1
-  [ "$profile" != publish ] || level=-O3
+  [ "$profile" != dist ] || level=-O3
   tests/node_modules/.bin/wasm-opt "$level" "${features[@]}" -o "$out/optimised.wasm" "$out/qandle_${tier}_bg.wasm"
   node tests/tools/glue.mjs "qandle_$tier" "$out" "$out/optimised.wasm" "$wasm_dir"
 }
@@ -142,7 +142,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --only) only=${2:?--only needs a tier}; shift ;;
     --only=*) only=${1#*=} ;;
-    --publish) profile=publish ;;
+    --publish) profile=dist ;;
     --port) port=${2:?--port needs a number}; shift ;;
     --port=*) port=${1#*=} ;;
     --full) full=yes ;;
