@@ -1,0 +1,230 @@
+// The page: idle → loading → ready ⇄ answering. `data-state` on the root says which; owns the engine and the abort
+// controllers of what runs. Views are in start.ts, messages.ts and settings.ts.
+
+import { type Engine, load, type Notice } from "qandle";
+import { Conversation, type TurnEnd } from "./conversation.js";
+import { byId, make } from "./dom.js";
+import { isAbort, isDeath } from "./explain.js";
+import { bytes, rate } from "./format.js";
+import { addAnswer, addError, addUser, clearMessages } from "./messages.js";
+import { openStore, readChoices } from "./preferences.js";
+import { bindSettings } from "./settings.js";
+import { bindStart, type Choice, showChooser, showLoading, showProgress } from "./start.js";
+
+type State = "idle" | "loading" | "ready" | "answering" | "error";
+
+const query = new URLSearchParams(location.search);
+const store = await openStore();
+const choices = readChoices(store.preferences(), query);
+const prompt = byId("prompt", HTMLTextAreaElement);
+
+let engine: Engine | null = null;
+let conversation: Conversation | null = null;
+let running: AbortController | null = null;
+
+bindSettings(choices, store);
+bindStart(choices.model, start);
+bindPage();
+tellLastCrash();
+setState("idle");
+if (query.has("autoload")) byId("load-form", HTMLFormElement).requestSubmit();
+
+/** Loads a model; the page is idle again when that is cancelled. */
+async function start({ source, keep }: Choice): Promise<void> {
+  if (running !== null) return;
+  running = new AbortController();
+  setState("loading");
+  setStatus("Loading the model.");
+  byId("notices", HTMLElement).replaceChildren();
+  showLoading();
+  store.markPhase("load");
+  if (keep !== null) store.setPreference("model", keep);
+  const { contextLength, tier, threads } = choices;
+  try {
+    engine = await load(source, {
+      signal: running.signal,
+      contextLength,
+      tier,
+      threads,
+      onProgress: showProgress,
+      onNotice: showNotice,
+    });
+    showEngine(engine);
+    newChat();
+    setState("ready");
+    setStatus("Ready.");
+  } catch (error) {
+    if (isAbort(error)) {
+      showChooser();
+      setState("idle");
+      setStatus("Loading was cancelled.");
+    } else {
+      showChooser(error);
+      setState("error");
+      setStatus("The model could not be loaded.");
+    }
+  } finally {
+    running = null;
+    store.clearPhase();
+  }
+}
+
+/** Sends what is in the prompt and streams the answer. */
+async function ask(): Promise<void> {
+  const question = prompt.value.trim();
+  if (conversation === null || running !== null || question === "") return;
+  running = new AbortController();
+  setPrompt("");
+  setState("answering");
+  setStatus("Answering…");
+  const asked = addUser(question);
+  const answer = addAnswer();
+  let wrote = false;
+  const written = (append: (text: string) => void) => (text: string) => {
+    wrote = true;
+    append(text);
+  };
+  try {
+    const end = await conversation.ask(question, {
+      choices,
+      signal: running.signal,
+      events: {
+        onText: written(answer.append),
+        onThought: written(answer.appendThought),
+        onSpeed: showSpeed,
+      },
+    });
+    answer.end(describe(end));
+    showMemory();
+    setState("ready");
+    setStatus(end.finish === "abort" ? "Stopped." : "The answer is complete.");
+  } catch (error) {
+    if (wrote) answer.end("The answer broke off.");
+    else answer.remove();
+    if (prompt.value === "") setPrompt(question);
+    if (isAbort(error)) {
+      asked.remove();
+      setState("ready");
+      setStatus("Stopped.");
+    } else {
+      addError(error);
+      setStatus("The answer failed.");
+      if (isDeath(error)) leave(error);
+      else setState("ready");
+    }
+  } finally {
+    running = null;
+    prompt.focus();
+  }
+}
+
+/** Back to the chooser: by choice, or because the engine died. The conversation stays on screen until the next load. */
+function leave(error?: unknown): void {
+  void engine?.close();
+  engine = null;
+  conversation = null;
+  byId("start", HTMLElement).hidden = false;
+  byId("chat", HTMLElement).hidden = error === undefined;
+  for (const id of ["composer", "facts", "new-chat", "change-model"]) byId(id, HTMLElement).hidden = true;
+  byId("model-name", HTMLElement).textContent = "No model loaded";
+  showChooser(error);
+  setState(error === undefined ? "idle" : "error");
+}
+
+function newChat(): void {
+  if (engine === null) return;
+  running?.abort();
+  conversation = new Conversation(engine);
+  clearMessages();
+  prompt.focus();
+}
+
+function bindPage(): void {
+  byId("composer", HTMLFormElement).addEventListener("submit", (event) => {
+    event.preventDefault();
+    void ask();
+  });
+  prompt.addEventListener("keydown", (event) => {
+    // An Enter that ends the composition of a character is not for us.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    void ask();
+  });
+  prompt.addEventListener("input", fitPrompt);
+  byId("stop", HTMLButtonElement).addEventListener("click", () => running?.abort());
+  byId("cancel-load", HTMLButtonElement).addEventListener("click", () => running?.abort());
+  byId("new-chat", HTMLButtonElement).addEventListener("click", newChat);
+  byId("change-model", HTMLButtonElement).addEventListener("click", () => {
+    running?.abort();
+    leave();
+    setStatus("Choose a model and load it.");
+  });
+  // A tab that is closed says so; one that is killed cannot, and leaves its mark.
+  addEventListener("pagehide", () => store.clearPhase());
+}
+
+function setState(state: State): void {
+  document.documentElement.dataset.state = state;
+  byId("send", HTMLButtonElement).hidden = state === "answering";
+  byId("stop", HTMLButtonElement).hidden = state !== "answering";
+}
+
+function setStatus(text: string): void {
+  byId("status", HTMLElement).textContent = text;
+}
+
+function setPrompt(text: string): void {
+  prompt.value = text;
+  fitPrompt();
+}
+
+/** As many lines as the text has, up to eight. */
+function fitPrompt(): void {
+  prompt.rows = Math.min(8, prompt.value.split("\n").length);
+}
+
+function showEngine({ info }: Engine): void {
+  byId("start", HTMLElement).hidden = true;
+  for (const id of ["chat", "composer", "facts", "new-chat", "change-model"])
+    byId(id, HTMLElement).hidden = false;
+  byId("model-name", HTMLElement).textContent = `${info.model.name} · ${info.model.quantization}`;
+  byId("fact-tier", HTMLElement).textContent = info.runtime.tier === "relaxed" ? "Relaxed SIMD" : "SIMD";
+  byId("fact-threads", HTMLElement).textContent = String(info.runtime.threads);
+  byId("fact-speed", HTMLElement).textContent = "–";
+  showMemory();
+}
+
+function showMemory(): void {
+  if (engine !== null) byId("fact-memory", HTMLElement).textContent = bytes(engine.info.memory.wasmBytes);
+}
+
+function showSpeed(tokensPerSecond: number): void {
+  byId("fact-speed", HTMLElement).textContent = rate(tokensPerSecond);
+}
+
+function showNotice({ message }: Pick<Notice, "message">): void {
+  byId("notices", HTMLElement).append(make("li", { text: message }));
+}
+
+function tellLastCrash(): void {
+  if (store.lastPhase() === null) return;
+  store.clearPhase();
+  showNotice({
+    message:
+      "The browser ended this tab while a model was loading, perhaps for lack of memory. A shorter context, one thread or a smaller model needs less.",
+  });
+}
+
+/** What stands below an answer: why it ended if not by itself, and how fast it was. */
+function describe({ finish, extra }: TurnEnd): string {
+  const parts: string[] = [];
+  if (finish === "abort") parts.push("Stopped");
+  if (finish === "length") parts.push("Cut off at the length limit");
+  if (extra !== undefined) {
+    const { decode_tokens_per_second: speed, ttft_ms: ttft } = extra.timings;
+    showSpeed(speed);
+    parts.push(rate(speed), `first word after ${(ttft / 1000).toFixed(1)} s`);
+    if (extra.dropped_messages > 0) parts.push(`${extra.dropped_messages} oldest messages no longer fit`);
+  }
+  return parts.join(" · ");
+}
