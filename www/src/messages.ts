@@ -76,7 +76,9 @@ export function clearMessages(): void {
 }
 
 function add(kind: "user" | "assistant" | "error", author: string): HTMLElement {
-  const box = make("article", { className: `message ${kind}` });
+  const box = make("article", {
+    className: kind === "error" ? "message error error-box" : `message ${kind}`,
+  });
   box.setAttribute("aria-label", author);
   byId("messages", HTMLElement).append(box);
   return box;
