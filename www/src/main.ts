@@ -107,10 +107,12 @@ async function ask(): Promise<void> {
       setState("ready");
       setStatus("Stopped.");
     } else {
-      addError(error);
       setStatus("The answer failed.");
       if (isDeath(error)) leave(error);
-      else setState("ready");
+      else {
+        addError(error);
+        setState("ready");
+      }
     }
   } finally {
     running = null;
