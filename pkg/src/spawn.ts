@@ -92,7 +92,8 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
           return resolve({ client, close });
         case "fatal": {
           const error = errorFromWire(state.error);
-          return error instanceof DOMException ? died(error.message) : die(error);
+          const plain = error instanceof DOMException || error.code === "worker_died";
+          return plain ? died(error.message) : die(error);
         }
         default:
           state satisfies never;
