@@ -40,12 +40,14 @@ pub(crate) mod form {
     /// Writes row `j` of `n` into a tile's block.
     pub(crate) fn put(q: &[i8; BLOCK], tile: &mut [Element], j: usize, n: usize) {
         let (plain, wide) = tile.split_at_mut(n * BLOCK);
-        for (c, q) in q.chunks_exact(4).enumerate() {
-            for (i, q) in q.iter().enumerate() {
-                plain[4 * (c * n + j) + i] = *q as u8;
-                wide[8 * (c * n + j) + i] = q.unsigned_abs();
-                wide[8 * (c * n + j) + 4 + i] = if *q < 0 { 0x7f } else { 0x80 };
-            }
+        let (sizes, masks) = (q.map(|q| q.unsigned_abs()), q.map(|q| if q < 0 { 0x7f } else { 0x80 }));
+        let q = q.map(|q| q as u8);
+        for c in 0..BLOCK / 4 {
+            let four = 4 * c..4 * c + 4;
+            plain[4 * (c * n + j)..][..4].copy_from_slice(&q[four.clone()]);
+            let wide = &mut wide[8 * (c * n + j)..][..8];
+            wide[..4].copy_from_slice(&sizes[four.clone()]);
+            wide[4..].copy_from_slice(&masks[four]);
         }
     }
 
@@ -70,8 +72,12 @@ pub(crate) mod form {
 
     /// Writes row `j` of `n` into a tile's block.
     pub(crate) fn put(q: &[i8; BLOCK], tile: &mut [Element], j: usize, n: usize) {
-        for (i, q) in q.iter().enumerate() {
-            tile[place(j, n, i)] = i16::from(*q);
+        let q = q.map(i16::from);
+        for c in 0..BLOCK / 4 {
+            for odd in 0..2 {
+                let i = 4 * c + odd;
+                tile[place(j, n, i)..][..2].copy_from_slice(&[q[i], q[i + 2]]);
+            }
         }
     }
 
@@ -92,9 +98,7 @@ pub(crate) mod form {
     /// Writes row `j` into a tile's block.
     #[inline]
     pub(crate) fn put(q: &[i8; BLOCK], tile: &mut [Element], j: usize, _n: usize) {
-        for (o, q) in tile[j * BLOCK..][..BLOCK].iter_mut().zip(q) {
-            *o = i16::from(*q);
-        }
+        tile[j * BLOCK..][..BLOCK].copy_from_slice(&q.map(i16::from));
     }
 
     /// Column `i` of row `j`.
@@ -141,7 +145,7 @@ impl<'a> Activations<'a> {
                 };
                 for j in 0..*n {
                     let row = &xs[(t0 + j) * k..][..k];
-                    for (b, x) in row.chunks_exact(BLOCK).enumerate() {
+                    for (b, x) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
                         let (quants, scale) = quantize(x);
                         d[b * n + j] = scale;
                         s[b * n + j] = Sums::of(&quants);
@@ -213,29 +217,27 @@ impl Tile {
 impl Sums {
     #[inline(always)]
     fn of(q: &[i8; BLOCK]) -> Self {
-        let sum = |q: &[i8]| -q.iter().map(|q| i32::from(*q)).sum::<i32>();
-        let (low, high) = (sum(&q[..16]), sum(&q[16..]));
-        Self { low, high, all: low + high, negative: -q.iter().map(|q| i32::from(*q).min(0)).sum::<i32>() }
+        let q = q.map(i32::from);
+        let low = -q[..16].iter().sum::<i32>();
+        let high = -q[16..].iter().sum::<i32>();
+        Self { low, high, all: low + high, negative: -q.iter().map(|q| (*q).min(0)).sum::<i32>() }
     }
 }
 
 /// 32 values as signed bytes and their scale: the largest magnitude over 127, rounded half to even.
 #[inline(always)]
-fn quantize(x: &[f32]) -> ([i8; BLOCK], f32) {
+fn quantize(x: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     // Without the sign bit, floats are ordered as integers are, with the infinities and then NaN on top.
-    let amax = f32::from_bits(x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0));
-    let mut q = [0; BLOCK];
+    let amax = f32::from_bits(x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff)));
     if !amax.is_finite() {
-        return (q, f32::NAN);
+        return ([0; BLOCK], f32::NAN);
     }
     if amax < SMALLEST {
-        return (q, 0.0);
+        return ([0; BLOCK], 0.0);
     }
     let inverse = 127.0 / amax;
     // 1.5 * 2^23: a sum with it has the rounded integer in its low bits.
     const MAGIC: f32 = 12_582_912.0;
-    for (q, x) in q.iter_mut().zip(x) {
-        *q = ((x * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
-    }
+    let q = x.map(|x| (x * inverse + MAGIC).to_bits() as i8);
     (q, amax / 127.0)
 }

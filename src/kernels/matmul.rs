@@ -25,6 +25,9 @@ const CHUNK_BYTES: usize = 128 << 10;
 /// Multiply-adds below which a task is not worth its start.
 const TASK_PRODUCTS: usize = 1 << 16;
 
+/// Sums that a block of float weights is added up in, column i going to sum i % CHAINS.
+const CHAINS: usize = 4;
+
 /// One matrix of a [`matmul`].
 #[derive(Clone, Copy)]
 pub struct Job<'a> {

@@ -63,6 +63,7 @@ pub struct PackedMatrix {
     cols: usize,
     bytes: usize,
     chunks: Vec<Chunk>,
+    specials: bool,
 }
 
 impl PackedMatrix {
@@ -107,7 +108,20 @@ impl PackedMatrix {
     ) -> Result<Self> {
         let mut matrix = Self::zeros(dtype, rows, cols)?;
         fill(matrix.data_mut())?;
-        Ok(matrix)
+        Ok(matrix.sealed())
+    }
+
+    /// Looks for half floats that are infinite or NaN: the kernels are faster where there are none.
+    fn sealed(mut self) -> Self {
+        let special = |h: &[u8]| h[1] & 0x7c == 0x7c;
+        self.specials = self.dtype == DType::F16 && self.data().chunks_exact(2).any(special);
+        self
+    }
+
+    /// Whether half floats among the weights are infinite or NaN.
+    #[allow(dead_code)] // only SIMD has to know
+    pub(crate) fn has_specials(&self) -> bool {
+        self.specials
     }
 
     fn zeros(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
@@ -117,7 +131,7 @@ impl PackedMatrix {
             Error::out_of_memory(format!("{bytes} bytes for a {} matrix of {rows} x {cols}", dtype.name()))
         })?;
         chunks.resize(bytes.div_ceil(16), Chunk([0; 16]));
-        Ok(Self { dtype, rows, cols, bytes, chunks })
+        Ok(Self { dtype, rows, cols, bytes, chunks, specials: false })
     }
 
     /// Type of the elements.
@@ -251,7 +265,7 @@ impl Packer {
                 self.row
             )));
         }
-        Ok(self.matrix)
+        Ok(self.matrix.sealed())
     }
 
     fn pack(&mut self, blocks: &[u8]) -> Result<()> {

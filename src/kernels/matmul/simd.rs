@@ -1,7 +1,7 @@
 //! The matrix kernels for wasm SIMD: four weight rows in the four lanes, so nothing is ever summed across lanes. With
 //! relaxed SIMD a step is one dot product of bytes, without it two of 16-bit numbers; the packed weights are the same.
 
-use super::Columns;
+use super::{Columns, CHAINS};
 use crate::kernels::activations::{form, Activations, Sums, Tile, BLOCK};
 use crate::kernels::packed::format::{Float, Quant, ROWS};
 use crate::kernels::packed::PackedMatrix;
@@ -196,7 +196,8 @@ unsafe fn dots<F: Quant, const N: usize>(
     }
 }
 
-/// Results of some row groups for one tile of activations, float weights: sums of 32 columns in order, then their sum.
+/// Results of some row groups for one tile of activations, float weights. Of each 32 columns every fourth is summed on
+/// its own, so that additions need not wait for each other.
 pub(super) fn floats<F: Float>(
     w: &PackedMatrix,
     groups: Range<usize>,
@@ -204,15 +205,21 @@ pub(super) fn floats<F: Float>(
     tile: Tile,
     columns: &Columns,
 ) {
+    if w.has_specials() {
+        for t0 in tile.t0..tile.t0 + tile.n {
+            floats_n::<F, 1, true>(w, groups.clone(), xs, Tile { t0, n: 1 }, columns);
+        }
+        return;
+    }
     match tile.n {
-        8 => floats_n::<F, 8>(w, groups, xs, tile, columns),
-        4 => floats_n::<F, 4>(w, groups, xs, tile, columns),
-        2 => floats_n::<F, 2>(w, groups, xs, tile, columns),
-        _ => floats_n::<F, 1>(w, groups, xs, tile, columns),
+        8 => floats_n::<F, 8, false>(w, groups, xs, tile, columns),
+        4 => floats_n::<F, 4, false>(w, groups, xs, tile, columns),
+        2 => floats_n::<F, 2, false>(w, groups, xs, tile, columns),
+        _ => floats_n::<F, 1, false>(w, groups, xs, tile, columns),
     }
 }
 
-fn floats_n<F: Float, const N: usize>(
+fn floats_n<F: Float, const N: usize, const SPECIALS: bool>(
     w: &PackedMatrix,
     groups: Range<usize>,
     xs: &Activations,
@@ -226,22 +233,58 @@ fn floats_n<F: Float, const N: usize>(
         let data = &w.data()[group * k * F::BYTES..][..k * F::BYTES];
         let mut y = [f32x4_splat(0.0); N];
         for from in (0..k).step_by(BLOCK) {
-            let mut sum = [f32x4_splat(0.0); N];
-            for i in from..k.min(from + BLOCK) {
-                // SAFETY: i < k, and the slices hold k units and N rows of k values.
+            let n = BLOCK.min(k - from);
+            // SAFETY: the slices hold k units and N rows of k values, and from + n <= k.
+            unsafe {
+                let (unit, x) = (data.as_ptr().add(from * F::BYTES), rows.as_ptr().add(from));
+                // A constant length is worth a copy of the code.
+                if n == BLOCK {
+                    float_block::<F, N, SPECIALS>(unit, x, k, BLOCK, &mut y);
+                } else {
+                    float_block::<F, N, SPECIALS>(unit, x, k, n, &mut y);
+                }
+            }
+        }
+        store(columns, tile.t0, group, y);
+    }
+}
+
+/// Adds the products of `n` columns to N results. With many rows the sums of a column class are made one after the
+/// other, so that they stay in registers.
+///
+/// # Safety
+/// `unit` points to `n` units, `x` to `n` values of the first of N rows that are `stride` apart.
+#[inline(always)]
+unsafe fn float_block<F: Float, const N: usize, const SPECIALS: bool>(
+    unit: *const u8,
+    x: *const f32,
+    stride: usize,
+    n: usize,
+    y: &mut [v128; N],
+) {
+    let at_once = (8 / N).clamp(1, CHAINS);
+    let mut sums = [[f32x4_splat(0.0); N]; CHAINS];
+    for first in (0..CHAINS).step_by(at_once) {
+        for from in (0..n).step_by(CHAINS) {
+            for chain in first..first + at_once {
+                let i = from + chain;
+                if i >= n {
+                    break;
+                }
+                // SAFETY: i < n, inside what the caller promises.
                 unsafe {
-                    let value = F::load(data.as_ptr().add(i * F::BYTES));
-                    for (j, sum) in sum.iter_mut().enumerate() {
-                        let x = v128_load32_splat(rows.as_ptr().add(j * k + i).cast());
+                    let value = F::load::<SPECIALS>(unit.add(i * F::BYTES));
+                    for (j, sum) in sums[chain].iter_mut().enumerate() {
+                        let x = v128_load32_splat(x.add(j * stride + i).cast());
                         *sum = f32x4_add(*sum, f32x4_mul(value, x));
                     }
                 }
             }
-            for (y, sum) in y.iter_mut().zip(sum) {
-                *y = f32x4_add(*y, sum);
-            }
         }
-        store(columns, tile.t0, group, y);
+    }
+    for (j, y) in y.iter_mut().enumerate() {
+        let (a, b) = (f32x4_add(sums[0][j], sums[1][j]), f32x4_add(sums[2][j], sums[3][j]));
+        *y = f32x4_add(*y, f32x4_add(a, b));
     }
 }
 

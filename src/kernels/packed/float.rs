@@ -31,7 +31,7 @@ impl Float for F32 {
     }
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn load(unit: *const u8) -> v128 {
+    unsafe fn load<const SPECIALS: bool>(unit: *const u8) -> v128 {
         // SAFETY: the caller promises a unit of 16 bytes.
         unsafe { v128_load(unit.cast()) }
     }
@@ -46,13 +46,17 @@ impl Float for F16 {
     /// 2^112, which also makes subnormals normal; infinities and NaN get their all-ones exponent by hand.
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn load(unit: *const u8) -> v128 {
+    unsafe fn load<const SPECIALS: bool>(unit: *const u8) -> v128 {
         // SAFETY: the caller promises a unit of 8 bytes.
         let h = unsafe { i32x4_load_extend_i16x4(unit.cast()) };
         let moved = v128_and(i32x4_shl(h, 13), u32x4_splat(0x8fff_e000));
+        let value = f32x4_mul(moved, f32x4_splat(f32::from_bits((127 + 112) << 23)));
+        if !SPECIALS {
+            return value;
+        }
         let exponent = u32x4_splat(0x7c00);
         let special = v128_and(i32x4_eq(v128_and(h, exponent), exponent), u32x4_splat(0x7f80_0000));
-        v128_or(f32x4_mul(moved, f32x4_splat(f32::from_bits((127 + 112) << 23))), special)
+        v128_or(value, special)
     }
 }
 
@@ -63,7 +67,7 @@ impl Float for Bf16 {
     }
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn load(unit: *const u8) -> v128 {
+    unsafe fn load<const SPECIALS: bool>(unit: *const u8) -> v128 {
         // SAFETY: the caller promises a unit of 8 bytes.
         i32x4_shl(unsafe { u32x4_load_extend_u16x4(unit.cast()) }, 16)
     }

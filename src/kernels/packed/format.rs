@@ -52,22 +52,26 @@ pub(crate) trait Float: Layout {
     /// The value of an element's bytes (`FILE_BYTES` of them).
     fn decode(bytes: &[u8]) -> f32;
 
-    /// The four elements of a unit.
+    /// The four elements of a unit; without `SPECIALS` none may be infinite or NaN.
     ///
     /// # Safety
     /// `unit` points to a unit.
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    unsafe fn load(unit: *const u8) -> core::arch::wasm32::v128;
+    unsafe fn load<const SPECIALS: bool>(unit: *const u8) -> core::arch::wasm32::v128;
 }
 
-/// The eight words of 32 quants.
+/// The little-endian word at `at`.
 #[inline(always)]
-pub(crate) fn words(quants: &[u8; 32]) -> [u32; 8] {
-    let mut words = [0; 8];
-    for (word, bytes) in words.iter_mut().zip(quants.chunks_exact(4)) {
-        *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    }
-    words
+pub(crate) fn word_at(block: &[u8], at: usize) -> u32 {
+    let b = &block[at..at + 4];
+    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+/// The eight words at `at`, each shifted right and masked: bits of 32 columns.
+#[inline(always)]
+pub(crate) fn words_at(block: &[u8], at: usize, shift: usize, mask: u32) -> [u32; 8] {
+    let bytes = &block[at..at + 32];
+    [0, 4, 8, 12, 16, 20, 24, 28].map(|i| word_at(bytes, i) >> shift & mask)
 }
 
 /// Writes row `row`'s lane of the 16 bytes at `at`.

@@ -67,36 +67,25 @@ fn file_scales_and_minima(s: &[u8]) -> [u8; 16] {
     out
 }
 
-/// Sub-block `s` of Q4_K's and Q5_K's nibbles: two sub-blocks share 32 bytes.
+/// Nibbles of sub-block `s` of Q4_K and Q5_K: two sub-blocks share 32 bytes.
 #[inline(always)]
-fn file_nibbles(qs: &[u8], s: usize) -> [u8; 32] {
-    let shift = 4 * (s % 2);
-    let mut q = [0; 32];
-    for (o, b) in q.iter_mut().zip(&qs[s / 2 * 32..][..32]) {
-        *o = b >> shift & 15;
-    }
-    q
+fn file_nibbles(block: &[u8], at: usize, s: usize) -> [u32; 8] {
+    words_at(block, at + s / 2 * 32, 4 * (s % 2), 0x0f0f_0f0f)
 }
 
-/// Sub-block `s` of Q2_K's and Q3_K's low pairs of bits: four sub-blocks share 32 bytes.
+/// Low pairs of bits of sub-block `s` of Q2_K and Q3_K: four sub-blocks share 32 bytes.
 #[inline(always)]
-fn file_pairs(qs: &[u8], s: usize) -> [u8; 32] {
-    let shift = 2 * (s % 4);
-    let mut q = [0; 32];
-    for (o, b) in q.iter_mut().zip(&qs[s / 4 * 32..][..32]) {
-        *o = b >> shift & 3;
-    }
-    q
+fn file_pairs(block: &[u8], at: usize, s: usize) -> [u32; 8] {
+    words_at(block, at + s / 4 * 32, 2 * (s % 4), 0x0303_0303)
 }
 
 // 8 × (pairs 32), scales and minima 64, block scales 16, block minima 16
 layout!(Q2K, 84, 352, |block, unit, row| {
     for s in 0..8 {
-        put_pairs(unit, 32 * s, row, &words(&file_pairs(&block[16..], s)), 0);
+        put_pairs(unit, 32 * s, row, &file_pairs(block, 16, s), 0);
     }
     for i in 0..4 {
-        let b = &block[4 * i..][..4];
-        put(unit, 256 + 16 * i, row, u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        put(unit, 256 + 16 * i, row, word_at(block, 4 * i));
     }
     put(unit, 320, row, f16_at(block, 80).to_bits());
     put(unit, 336, row, f16_at(block, 82).to_bits());
@@ -105,13 +94,8 @@ layout!(Q2K, 84, 352, |block, unit, row| {
 // 8 × (pairs 32, third bits 16), scales 48, block scales 16
 layout!(Q3K, 110, 448, |block, unit, row| {
     for s in 0..8 {
-        let mut q = file_pairs(&block[32..], s);
-        for (o, mask) in q.iter_mut().zip(&block[..32]) {
-            *o |= (mask >> s & 1) << 2;
-        }
-        let w = words(&q);
-        put_pairs(unit, 48 * s, row, &w, 0);
-        put_bits(unit, 48 * s + 32, row, &w, 2);
+        put_pairs(unit, 48 * s, row, &file_pairs(block, 32, s), 0);
+        put_bits(unit, 48 * s + 32, row, &words_at(block, 0, s, 0x0101_0101), 0);
     }
     let mut scales = [0; 16];
     for (i, scale) in scales.iter_mut().enumerate() {
@@ -125,7 +109,7 @@ layout!(Q3K, 110, 448, |block, unit, row| {
 // 8 × (nibbles 64), scales and minima 48, block scales 16, block minima 16
 layout!(Q4K, 144, 592, |block, unit, row| {
     for s in 0..8 {
-        put_nibbles(unit, 64 * s, row, &words(&file_nibbles(&block[16..], s)));
+        put_nibbles(unit, 64 * s, row, &file_nibbles(block, 16, s));
     }
     put_six_bits(unit, 512, row, &file_scales_and_minima(&block[4..16]));
     put(unit, 560, row, f16_at(block, 0).to_bits());
@@ -135,13 +119,8 @@ layout!(Q4K, 144, 592, |block, unit, row| {
 // 8 × (nibbles 64, fifth bits 16), scales and minima 48, block scales 16, block minima 16
 layout!(Q5K, 176, 720, |block, unit, row| {
     for s in 0..8 {
-        let mut q = file_nibbles(&block[48..], s);
-        for (o, high) in q.iter_mut().zip(&block[16..48]) {
-            *o |= (high >> s & 1) << 4;
-        }
-        let w = words(&q);
-        put_nibbles(unit, 80 * s, row, &w);
-        put_bits(unit, 80 * s + 64, row, &w, 4);
+        put_nibbles(unit, 80 * s, row, &file_nibbles(block, 48, s));
+        put_bits(unit, 80 * s + 64, row, &words_at(block, 16, s, 0x0101_0101), 0);
     }
     put_six_bits(unit, 640, row, &file_scales_and_minima(&block[4..16]));
     put(unit, 688, row, f16_at(block, 0).to_bits());
@@ -153,19 +132,13 @@ layout!(Q6K, 210, 848, |block, unit, row| {
     for s in 0..8 {
         // Each half of the block: 64 bytes of nibbles (sub-blocks 0 and 1 low, 2 and 3 high), 32 bytes of pairs.
         let (half, quarter) = (s / 4, s % 4);
-        let low = &block[64 * half + 32 * (quarter % 2)..][..32];
-        let high = &block[128 + 32 * half..][..32];
-        let mut q = [0; 32];
-        for ((o, l), h) in q.iter_mut().zip(low).zip(high) {
-            *o = l >> (4 * (quarter / 2)) & 15 | (h >> (2 * quarter) & 3) << 4;
-        }
-        let w = words(&q);
-        put_nibbles(unit, 96 * s, row, &w);
-        put_pairs(unit, 96 * s + 64, row, &w, 4);
+        let low = words_at(block, 64 * half + 32 * (quarter % 2), 4 * (quarter / 2), 0x0f0f_0f0f);
+        let high = words_at(block, 128 + 32 * half, 2 * quarter, 0x0303_0303);
+        put_nibbles(unit, 96 * s, row, &low);
+        put_pairs(unit, 96 * s + 64, row, &high, 0);
     }
     for i in 0..4 {
-        let b = &block[192 + 4 * i..][..4];
-        put(unit, 768 + 16 * i, row, u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        put(unit, 768 + 16 * i, row, word_at(block, 192 + 4 * i));
     }
     put(unit, 832, row, f16_at(block, 208).to_bits());
 });

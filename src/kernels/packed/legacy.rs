@@ -13,8 +13,7 @@ const IQ4NL_PLUS_128: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153
 fn file_nibbles(block: &[u8], at: usize) -> [u32; 8] {
     let mut w = [0; 8];
     for c in 0..4 {
-        let b = &block[at + 4 * c..][..4];
-        let q = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        let q = word_at(block, at + 4 * c);
         w[c] = q & 0x0f0f_0f0f;
         w[c + 4] = q >> 4 & 0x0f0f_0f0f;
     }
@@ -25,8 +24,7 @@ fn file_nibbles(block: &[u8], at: usize) -> [u32; 8] {
 #[inline(always)]
 fn file_five_bits(block: &[u8], at: usize, fifth: usize) -> [u32; 8] {
     let mut w = file_nibbles(block, at);
-    let b = &block[fifth..][..4];
-    let h = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    let h = word_at(block, fifth);
     for (c, word) in w.iter_mut().enumerate() {
         let four = h >> (4 * c) & 0xf;
         // Bit i goes to bit 4 of byte i: the product puts a copy of the four at each multiple of 7.
@@ -82,8 +80,7 @@ layout!(Q5_1, 24, 112, |block, unit, row| {
 // quants plus 128 as bytes 128, scales 16
 layout!(Q8_0, 34, 144, |block, unit, row| {
     for c in 0..8 {
-        let b = &block[2 + 4 * c..][..4];
-        put(unit, 16 * c, row, u32::from_le_bytes([b[0], b[1], b[2], b[3]]) ^ 0x8080_8080);
+        put(unit, 16 * c, row, word_at(block, 2 + 4 * c) ^ 0x8080_8080);
     }
     put(unit, 128, row, f16_at(block, 0).to_bits());
 });
