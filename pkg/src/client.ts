@@ -200,7 +200,7 @@ export class Client {
   }
 
   #answer(reply: RequestReply): void {
-    if (reply.memory !== undefined) this.#hooks.onMemory?.(reply.memory);
+    if (reply.memory != null) this.#hooks.onMemory?.(reply.memory);
     if (reply.type === "event" && reply.event.type === "notice") this.#hooks.onNotice?.(reply.event.notice);
     // Unknown ids are requests that were aborted or left: their last messages are still on the way.
     const entry = this.#pending.get(reply.id);

@@ -91,9 +91,18 @@ function whole<R>(reply: R | null): R {
   return reply;
 }
 
-function checkBody(body: unknown): void {
-  if (typeof body === "object" && body !== null && !Array.isArray(body)) return;
-  throw failure("invalid_request", "the request's body must be an object");
+function checkBody(body: object): void {
+  if (typeof body !== "object" || body === null || Array.isArray(body)) {
+    throw failure("invalid_request", "the request's body must be an object");
+  }
+  for (const [field, value] of Object.entries(body)) {
+    // The worker reads JSON, where these would silently become null: the default.
+    if (typeof value === "number" && !Number.isFinite(value)) {
+      throw failure("invalid_request", `${field} must be a finite number; found ${value}`, {
+        detail: { field },
+      });
+    }
+  }
 }
 
 function checkText(text: unknown, field: string): string {

@@ -90,7 +90,7 @@ export type RequestEvent =
 
 /** Bytes in use, beside any event or result that carries it. */
 export interface WithMemory {
-  memory?: EngineInfo["memory"];
+  memory?: EngineInfo["memory"] | null;
 }
 
 /** Worker → page about one request. */
@@ -123,9 +123,16 @@ export interface Glue {
   default(options: { module_or_path: URL | string | Response | Promise<Response> }): Promise<unknown>;
   /** In threaded builds: starts the pool. */
   initThreadPool?(threads: number): Promise<unknown>;
-  /** The engine. `handle` takes each {@link ToWorker} message and never throws unless wasm trapped. */
+  /**
+   * The engine. `handle` takes each {@link ToWorker} message and never throws unless wasm trapped; a panic is announced
+   * as a {@link PoolMessage} on the channel named `deathChannel`.
+   */
   QandleWorker: new (
-    post: (message: unknown, transfer?: Transferable[]) => void,
+    post: GluePost,
     threads: number,
+    deathChannel: string,
   ) => { handle(message: unknown): void };
 }
+
+/** How the engine speaks to the page. */
+export type GluePost = (message: unknown, transfer?: Transferable[]) => void;

@@ -2,7 +2,7 @@
 // the engine; turns every trap into `fatal`, after which the page ends this worker.
 
 import { errorToWire, failure, messageOf } from "./errors.js";
-import type { Glue, Init, ToPage, WorkerState } from "./protocol.js";
+import type { Glue, GluePost, Init, WorkerState } from "./protocol.js";
 import type { Tier } from "./types.js";
 
 /** The part of a worker's global scope that is used. */
@@ -26,9 +26,9 @@ const POOL_START_MS = 30_000;
 
 /** Serves the protocol on a worker's scope. */
 export function runShell(scope: Scope, loadGlue: LoadGlue): void {
-  const post = (message: ToPage, transfer: Transferable[] = []) => scope.postMessage(message, transfer);
+  const say = (state: WorkerState) => scope.postMessage(state);
   const fatal = (thrown: unknown, fallback: "worker_died" | "network" = "worker_died") => {
-    post({ type: "fatal", error: errorToWire(thrown, fallback) } satisfies WorkerState);
+    say({ type: "fatal", error: errorToWire(thrown, fallback) });
   };
   let handle: ((message: unknown) => void) | undefined;
 
@@ -49,16 +49,14 @@ export function runShell(scope: Scope, loadGlue: LoadGlue): void {
 
   async function start({ tier, threads, lockName }: Init): Promise<void> {
     await holdLock(scope, lockName);
-    post({ type: "locked" });
+    say({ type: "locked" });
     const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1, lockName });
     await glue.default({ module_or_path: await fetchWasm(wasm) });
     if (threads > 1) await startPool(glue, threads);
-    const engine = new glue.QandleWorker(
-      (message, transfer) => scope.postMessage(message, transfer ?? []),
-      threads,
-    );
+    const post: GluePost = (message, transfer) => scope.postMessage(message, transfer ?? []);
+    const engine = new glue.QandleWorker(post, threads, lockName);
     handle = (message) => engine.handle(message);
-    post({ type: "ready" });
+    say({ type: "ready" });
   }
 }
 

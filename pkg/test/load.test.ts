@@ -361,11 +361,16 @@ test("requests_reach_the_worker_as_the_protocol_says", () =>
     }
   }));
 
-test("token_ids_that_a_typed_array_would_wrap_are_refused", () =>
+test("numbers_that_would_change_on_the_way_are_refused", () =>
   bench(async (it) => {
     const { engine, worker } = await it.engine();
     for (const prompt of [[-1], [1.5], [2 ** 32], [Number.NaN]]) {
       await assert.rejects(engine.completions.create({ prompt }), { code: "invalid_request" });
+    }
+    for (const temperature of [Number.NaN, Infinity]) {
+      await assert.rejects(engine.chat.completions.create({ ...BODY, temperature }), {
+        code: "invalid_request",
+      });
     }
     await assert.rejects(engine.chat.completions.create(null as never), { code: "invalid_request" });
     await assert.rejects(engine.tokenize(5 as never), { code: "invalid_request" });
