@@ -31,6 +31,8 @@ pub struct TurnRequest {
     pub context_length: usize,
     /// Seed where the parameters have none.
     pub random_seed: u64,
+    /// Ids that are never sampled: holes of the vocabulary.
+    pub never: Vec<Range<u32>>,
 }
 
 /// Why a turn ended.
@@ -167,9 +169,8 @@ impl Turn {
         }
         let reused_tokens = session.keep_common_prefix(&request.prompt);
         let n_tokens = tokenizer.map_or(model.config.vocab_size, Tokenizer::len);
-        let never = tokenizer.map(Tokenizer::unused).unwrap_or_default();
         Ok(Self {
-            sampler: Sampler::new(request.params.clone(), n_tokens, never, request.random_seed),
+            sampler: Sampler::new(request.params.clone(), n_tokens, &request.never, request.random_seed),
             text: TextOut {
                 decoder: tokenizer.map(|t| t.decoder(false)),
                 stops: StopMatcher::new(&request.params.stop),

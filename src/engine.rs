@@ -1,0 +1,535 @@
+//! A loaded model with its text side and its sessions: turns request bodies into jobs, steps them, and shapes replies.
+//! Knows nothing of JavaScript; one job runs at a time and is stepped by the caller.
+
+use crate::config::kv_shape;
+use crate::error::{Error, Result};
+use crate::generation::{Finish, Progress, Step, Turn, TurnRequest};
+use crate::gguf::Metadata;
+use crate::kv_cache::KvCache;
+use crate::metrics::{ms_since, RequestRecord, Timings, Window};
+use crate::model::{Advance, Model, Pass, Want};
+use crate::openai::{extra, Body, Frame, Prompt};
+use crate::session::{Limits, Session, Sessions};
+use crate::stream::Parts;
+use crate::template::{pieces_to_text, Template};
+use crate::tokenizer::{Special, Tokenizer};
+use crate::weights::Plan;
+use serde::Deserialize;
+use serde_json::{json, Map, Value};
+use std::ops::Range;
+use web_time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Prompt and answer together where the caller names no length.
+const DEFAULT_CONTEXT: usize = 4096;
+/// Tokens of a `logits` slice: each row is V floats.
+const LOGITS_SLICE: usize = 16;
+
+/// Options of a load that concern the engine.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Options {
+    /// Prompt and answer together; default 4096, at most what the model was made for.
+    pub context_length: Option<usize>,
+    /// Bounds of sessions.
+    pub limits: Limits,
+}
+
+/// The parts that come out of a file beside the weights.
+pub struct TextSide {
+    tokenizer: Option<Tokenizer>,
+    template: Option<Template>,
+    never: Vec<Range<u32>>,
+    name: Option<String>,
+    file_type: Option<u64>,
+}
+
+impl TextSide {
+    /// Builds tokenizer and template; the large arrays leave the metadata.
+    pub fn from_gguf(metadata: &mut Metadata, plan: &Plan) -> Result<Self> {
+        let name = metadata.str("general.name").filter(|n| !n.trim().is_empty()).map(str::to_string);
+        let source = metadata.str("tokenizer.chat_template").map(str::to_string);
+        let tokenizer = Tokenizer::from_gguf(metadata)?;
+        if let Some(tokenizer) = &tokenizer {
+            if tokenizer.len() > plan.config.vocab_size {
+                return Err(Error::bad_model(format!(
+                    "the tokenizer has {} tokens, the embedding only {} rows",
+                    tokenizer.len(),
+                    plan.config.vocab_size
+                )));
+            }
+        }
+        let template = match (&tokenizer, source) {
+            (Some(tokenizer), Some(source)) => Some(Template::for_tokenizer(&source, tokenizer)?),
+            _ => None,
+        };
+        let never = tokenizer.as_ref().map(holes).unwrap_or_default();
+        Ok(Self { tokenizer, template, never, name, file_type: metadata.u64("general.file_type") })
+    }
+}
+
+/// A model that is ready to answer.
+pub struct Engine {
+    model: Model,
+    text: TextSide,
+    plan: Plan,
+    name: String,
+    context_length: usize,
+    sessions: Sessions,
+    window: Window,
+    requests: u64,
+}
+
+/// A chat or completion under way.
+pub struct Job {
+    frame: Frame,
+    body: Body,
+    turn: Turn,
+    session: String,
+    begun: bool,
+    text: Parts,
+    ids: Vec<u32>,
+    arrived: Instant,
+    timings: Timings,
+}
+
+/// What a step of a job came to.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Chunks to send, in order.
+    pub chunks: Vec<Value>,
+    /// The end: the whole reply, or null after a stream.
+    pub done: Option<Value>,
+}
+
+impl Engine {
+    /// An engine of `model`; `fallback_name` serves where the file has no name.
+    pub fn new(model: Model, plan: Plan, text: TextSide, fallback_name: &str, options: Options) -> Result<Self> {
+        let most = plan.config.max_position_embeddings;
+        let context_length = match options.context_length {
+            None => DEFAULT_CONTEXT.min(most),
+            Some(n) if (1..=most).contains(&n) => n,
+            Some(n) => return Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}"))),
+        };
+        let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
+        let sessions = Sessions::new(options.limits);
+        Ok(Self { model, text, plan, name, context_length, sessions, window: Window::default(), requests: 0 })
+    }
+
+    /// Bytes of weights, and of the KV cache at the full context.
+    pub fn planned_bytes(plan: &Plan, options: &Options) -> u64 {
+        let context = options.context_length.unwrap_or(DEFAULT_CONTEXT).min(plan.config.max_position_embeddings);
+        plan.packed_bytes + kv_shape(&plan.config).bytes(context)
+    }
+
+    /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
+    pub fn info(&self) -> Value {
+        let quantization = self.text.file_type.and_then(file_type_name).unwrap_or(self.plan.quantization);
+        json!({
+            "model": {
+                "name": self.name,
+                "architecture": "qwen2",
+                "parameters": self.model.parameters(),
+                "quantization": quantization,
+                "contextLength": self.plan.config.max_position_embeddings,
+                "vocabSize": self.plan.config.vocab_size,
+                "bytes": self.plan.tensor_bytes,
+                "sha256": null,
+                "hasTokenizer": self.text.tokenizer.is_some(),
+                "hasChatTemplate": self.text.template.is_some(),
+            },
+            "contextLength": self.context_length,
+        })
+    }
+
+    /// Bytes by purpose; `wasm_bytes` comes from the worker.
+    pub fn memory(&self, wasm_bytes: u64) -> Value {
+        json!({
+            "wasmBytes": wasm_bytes,
+            "weightsBytes": self.model.weight_bytes(),
+            "kvBytes": self.sessions.bytes(),
+            "responseBytes": 0,
+            "tokenizerBytes": self.text.tokenizer.as_ref().map_or(0, Tokenizer::memory_bytes),
+        })
+    }
+
+    /// The rolling window as `Metrics` (less `memory`).
+    pub fn metrics(&self) -> Value {
+        let w = &self.window;
+        let series = |f: fn(&RequestRecord) -> f64| w.series(f);
+        let none = json!({ "hits": 0, "misses": 0, "entries": 0, "bytes": 0 });
+        json!({
+            "requests": w.total,
+            "ttftMs": series(|r| r.timings.ttft_ms),
+            "totalMs": series(|r| r.timings.total_ms),
+            "prefillTokensPerSecond": series(|r| r.timings.prefill_tokens_per_second),
+            "decodeTokensPerSecond": series(|r| r.timings.decode_tokens_per_second),
+            "phasesMs": {
+                "queue": series(|r| r.timings.queue_ms),
+                "tokenize": series(|r| r.timings.tokenize_ms),
+                "prefill": series(|r| r.timings.prefill_ms),
+                "decode": series(|r| r.timings.decode_ms),
+                "detokenize": series(|r| r.detokenize_ms),
+            },
+            "caches": {
+                "session": {
+                    "hits": w.sum(|r| usize::from(r.reused_tokens > 0)),
+                    "misses": w.sum(|r| usize::from(r.reused_tokens == 0)),
+                    "entries": 0,
+                    "bytes": self.sessions.bytes(),
+                    "reusedTokens": w.sum(|r| r.reused_tokens),
+                    "promptTokens": w.sum(|r| r.prompt_tokens),
+                },
+                "response": none,
+                "tokenizer": none,
+            },
+        })
+    }
+
+    /// The sessions in memory.
+    pub fn sessions(&mut self) -> &mut Sessions {
+        &mut self.sessions
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.text.tokenizer.as_ref().ok_or_else(|| {
+            Error::unsupported_model("this file has no tokenizer: only token ids can be given to it")
+        })
+    }
+
+    fn template(&self) -> Result<&Template> {
+        self.tokenizer()?;
+        self.text.template.as_ref().ok_or_else(|| Error::unsupported_model("this file has no chat template"))
+    }
+
+    /// Token ids of a text, without BOS; `special` matches added tokens in it.
+    pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        self.tokenizer()?.encode(text, if special { Special::All } else { Special::None })
+    }
+
+    /// The text of token ids; `special` keeps control tokens.
+    pub fn detokenize(&self, ids: &[u32], special: bool) -> Result<String> {
+        Ok(self.tokenizer()?.decode(ids, special))
+    }
+
+    /// Tokens of a text, or of messages as a chat would send them.
+    pub fn count_tokens(&self, input: &Value) -> Result<usize> {
+        match input {
+            Value::String(text) => Ok(self.tokenize(text, false)?.len()),
+            messages => Ok(self.chat_prompt(messages, None, true, &Map::new())?.0.len()),
+        }
+    }
+
+    /// The prompt text that the chat template makes of `messages`.
+    pub fn apply_chat_template(&self, messages: &Value, options: &Map<String, Value>) -> Result<String> {
+        let mut kwargs = options.clone();
+        let tools = kwargs.remove("tools").filter(|tools| !tools.is_null());
+        let generation = match kwargs.remove("addGenerationPrompt") {
+            None | Some(Value::Null) => true,
+            Some(Value::Bool(b)) => b,
+            Some(other) => {
+                return Err(Error::invalid_request(format!("addGenerationPrompt must be a boolean, found {other}")))
+            }
+        };
+        crate::openai::check_messages(messages)?;
+        Ok(pieces_to_text(&self.template()?.render(messages, tools.as_ref(), Some(generation), &kwargs)?))
+    }
+
+    /// Ids of a rendered chat, and whether its answer starts inside `<think>` (`None`: the model has no thoughts).
+    fn chat_prompt(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        generation: bool,
+        kwargs: &Map<String, Value>,
+    ) -> Result<(Vec<u32>, Option<bool>)> {
+        crate::openai::check_messages(messages)?;
+        let rendered = self.template()?.render(messages, tools, Some(generation), kwargs)?;
+        let tokenizer = self.tokenizer()?;
+        let ids = tokenizer.encode_prompt(&rendered)?;
+        let inside = pieces_to_text(&rendered).trim_end().ends_with("<think>");
+        let thinks = inside || tokenizer.added_tokens().get("<think>").is_some();
+        Ok((ids, thinks.then_some(inside)))
+    }
+
+    /// Ids of a completion's prompt. Special tokens in it count: completing raw text is how a caller writes a prompt itself.
+    fn text_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let tokenizer = self.tokenizer()?;
+        Ok(tokenizer.with_bos(tokenizer.encode(text, Special::All)?))
+    }
+
+    /// Starts a request whose body was parsed; `arrived` is when it came, `random_seed` serves where it has no seed.
+    pub fn begin(&mut self, body: Body, arrived: Instant, random_seed: u64) -> Result<Job> {
+        let queue_ms = ms_since(arrived);
+        let begun = Instant::now();
+        let (prompt, reasoning) = match &body.prompt {
+            Prompt::Chat { messages, tools, kwargs } => self.chat_prompt(messages, tools.as_ref(), true, kwargs)?,
+            Prompt::Text(text) => (self.text_prompt(text)?, None),
+            Prompt::Tokens(ids) => (ids.clone(), None),
+        };
+        if let Some(most) = self.sessions.limits().max_input_tokens.filter(|most| prompt.len() > *most) {
+            return Err(Error::context_overflow(format!(
+                "the prompt has {} tokens, maxInputTokens is {most}",
+                prompt.len()
+            )));
+        }
+        let tokenize_ms = ms_since(begun);
+        let (name, now) = (body.session_id.clone().unwrap_or_default(), now_ms());
+        let session = self.sessions.take(&name, now).unwrap_or_else(|| Session::new(self.model.new_cache(), now));
+        let request = TurnRequest {
+            prompt,
+            reasoning,
+            params: body.params.clone(),
+            context_length: self.context_length,
+            random_seed,
+            never: self.text.never.clone(),
+        };
+        let turn = match Turn::new(&self.model, self.text.tokenizer.as_ref(), session, request) {
+            Ok(turn) => turn,
+            Err((error, session)) => {
+                self.sessions.put(&name, session, now);
+                return Err(error);
+            }
+        };
+        self.requests += 1;
+        let chat = matches!(body.prompt, Prompt::Chat { .. });
+        let frame = Frame {
+            id: format!("{}-{:x}-{}", if chat { "chatcmpl" } else { "cmpl" }, now as u64, self.requests),
+            created: (now / 1e3) as u64,
+            model: self.name.clone(),
+            chat,
+        };
+        Ok(Job {
+            frame,
+            body,
+            turn,
+            session: name,
+            begun: false,
+            text: Parts::default(),
+            ids: Vec::new(),
+            arrived,
+            timings: Timings { queue_ms, tokenize_ms, ..Default::default() },
+        })
+    }
+
+    /// Works on a job for a bounded time. After an error the job must be given to [`Engine::drop_job`].
+    pub fn step(&mut self, job: &mut Job) -> Result<Outcome> {
+        match job.turn.step(&self.model, self.text.tokenizer.as_ref())? {
+            Step::Busy => Ok(Outcome::default()),
+            Step::Delta(parts, ids) => Ok(Outcome { chunks: job.take(parts, ids, None), done: None }),
+            Step::Finished(parts, ids, finish) => Ok(self.end(job, parts, ids, finish)),
+        }
+    }
+
+    /// Ends a job early; what was said so far stands.
+    pub fn abort(&mut self, job: &mut Job) -> Outcome {
+        let parts = job.turn.abort();
+        self.end(job, parts, Vec::new(), Finish::Abort)
+    }
+
+    /// Takes a job's session back, whatever became of it.
+    pub fn drop_job(&mut self, job: Job) {
+        self.sessions.put(&job.session, job.turn.into_session(), now_ms());
+    }
+
+    fn end(&mut self, job: &mut Job, parts: Parts, ids: Vec<u32>, finish: Finish) -> Outcome {
+        let mut chunks = job.take(parts, ids, Some(finish));
+        let progress = job.turn.progress();
+        job.book(&progress);
+        self.window.push(RequestRecord {
+            timings: job.timings,
+            prompt_tokens: progress.prompt_tokens,
+            reused_tokens: progress.reused_tokens,
+            detokenize_ms: progress.detokenize_ms,
+        });
+        let extra = extra(job.body.session_id.as_deref(), &progress, &job.timings);
+        let ids = job.body.return_tokens.then_some(&job.ids[..]);
+        let done = if job.body.stream {
+            if job.body.include_usage {
+                chunks.push(job.frame.usage_chunk(&progress));
+            }
+            if let Some(last) = chunks.last_mut() {
+                last["qandle"] = extra;
+            }
+            Value::Null
+        } else {
+            let mut reply = job.frame.reply(&job.text.content, &job.text.reasoning, ids, finish, &progress);
+            reply["qandle"] = extra;
+            reply
+        };
+        Outcome { chunks, done: Some(done) }
+    }
+
+    /// Starts a computation of logits: of the last position, or of all.
+    pub fn logits(&self, ids: Vec<u32>, all: bool) -> Result<LogitsJob> {
+        if ids.is_empty() {
+            return Err(Error::invalid_request("logits needs at least one token id"));
+        }
+        if ids.len() > self.context_length {
+            let message = format!("{} token ids, the context holds {}", ids.len(), self.context_length);
+            return Err(Error::context_overflow(message));
+        }
+        Ok(LogitsJob { ids, all, at: 0, cache: self.model.new_cache(), pass: None })
+    }
+
+    /// Rows of logits of a job: `(first position, values)` as they come, (n, V).
+    pub fn step_logits(&self, job: &mut LogitsJob) -> Result<Option<(usize, Vec<f32>)>> {
+        job.step(&self.model)
+    }
+
+    /// Size of the vocabulary, `V`.
+    pub fn vocab_size(&self) -> usize {
+        self.plan.config.vocab_size
+    }
+
+    /// Ids that `logit_bias` may name: the tokenizer's, or all rows of the head.
+    pub fn n_tokens(&self) -> usize {
+        self.text.tokenizer.as_ref().map_or(self.plan.config.vocab_size, Tokenizer::len)
+    }
+
+    /// Touches every kernel once, in prefill and in decode.
+    pub fn warm_up(&self) -> Result<()> {
+        let mut cache = self.model.new_cache();
+        let n = 8.min(self.context_length);
+        self.model.forward(&vec![0; n], &mut cache, Want::Nothing)?;
+        cache.truncate(n - 1);
+        self.model.forward(&[0], &mut cache, Want::Last)?;
+        Ok(())
+    }
+}
+
+impl Job {
+    /// Whether chunks are wanted.
+    pub fn is_stream(&self) -> bool {
+        self.body.stream
+    }
+
+    /// Whether anything was given out yet.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Adds new text and makes its chunk, if one is wanted.
+    fn take(&mut self, parts: Parts, ids: Vec<u32>, finish: Option<Finish>) -> Vec<Value> {
+        if self.timings.ttft_ms == 0.0 {
+            self.timings.ttft_ms = ms_since(self.arrived);
+        }
+        let mut chunks = Vec::new();
+        if self.body.stream {
+            if !self.begun && self.frame.chat {
+                chunks.push(self.frame.opening());
+            }
+            let shown = self.body.return_tokens.then_some(&ids[..]);
+            if finish.is_some() || shown.is_some() || !parts.content.is_empty() || !parts.reasoning.is_empty() {
+                chunks.push(self.frame.chunk(&parts.content, &parts.reasoning, shown, finish));
+            }
+        }
+        self.begun = true;
+        self.text.content.push_str(&parts.content);
+        self.text.reasoning.push_str(&parts.reasoning);
+        self.ids.extend(ids);
+        chunks
+    }
+
+    fn book(&mut self, p: &Progress) {
+        let per_second = |tokens: usize, ms: f64| if ms > 0.0 { tokens as f64 * 1e3 / ms } else { 0.0 };
+        self.timings.prefill_ms = p.prefill_ms;
+        self.timings.decode_ms = p.decode_ms;
+        self.timings.total_ms = ms_since(self.arrived);
+        self.timings.prefill_tokens_per_second = per_second(p.prompt_tokens - p.reused_tokens, p.prefill_ms);
+        self.timings.decode_tokens_per_second = per_second(p.completion_tokens.saturating_sub(1), p.decode_ms);
+    }
+}
+
+/// A computation of logits under way.
+pub struct LogitsJob {
+    ids: Vec<u32>,
+    all: bool,
+    at: usize,
+    cache: KvCache,
+    pass: Option<(Pass, usize)>,
+}
+
+impl LogitsJob {
+    /// Positions whose logits come out.
+    pub fn rows(&self) -> usize {
+        if self.all {
+            self.ids.len()
+        } else {
+            1
+        }
+    }
+
+    /// Whether all positions are through.
+    pub fn is_done(&self) -> bool {
+        self.at == self.ids.len()
+    }
+
+    fn step(&mut self, model: &Model) -> Result<Option<(usize, Vec<f32>)>> {
+        let (mut pass, n) = match self.pass.take() {
+            Some(under_way) => under_way,
+            None => {
+                let slice = &self.ids[self.at..self.ids.len().min(self.at + LOGITS_SLICE)];
+                let last = self.at + slice.len() == self.ids.len();
+                let want = match (self.all, last) {
+                    (true, _) => Want::All,
+                    (false, true) => Want::Last,
+                    (false, false) => Want::Nothing,
+                };
+                (model.start(slice, &mut self.cache, want)?, slice.len())
+            }
+        };
+        match model.advance(&mut pass, &mut self.cache)? {
+            Advance::Layer => {
+                self.pass = Some((pass, n));
+                Ok(None)
+            }
+            Advance::Done(logits) => {
+                let first = if self.all { self.at } else { 0 };
+                self.at += n;
+                Ok(logits.map(|rows| (first, rows)))
+            }
+        }
+    }
+}
+
+/// Ids below the tokenizer's length that stand for nothing.
+fn holes(tokenizer: &Tokenizer) -> Vec<Range<u32>> {
+    let mut ranges: Vec<Range<u32>> = Vec::new();
+    for id in (0..tokenizer.len() as u32).filter(|id| tokenizer.token_bytes(*id).is_none_or(<[u8]>::is_empty)) {
+        match ranges.last_mut().filter(|range| range.end == id) {
+            Some(range) => range.end = id + 1,
+            None => ranges.push(id..id + 1),
+        }
+    }
+    ranges
+}
+
+/// ms since the epoch.
+pub fn now_ms() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64() * 1e3)
+}
+
+/// The usual name of GGUF's `general.file_type`.
+fn file_type_name(file_type: u64) -> Option<&'static str> {
+    Some(match file_type {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K",
+        11 => "Q3_K_S",
+        12 => "Q3_K_M",
+        13 => "Q3_K_L",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        25 => "IQ4_NL",
+        32 => "BF16",
+        _ => return None,
+    })
+}

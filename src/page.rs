@@ -1,0 +1,132 @@
+//! The window's side: what a chat page remembers between visits, in local storage. Typed preferences, and a mark that
+//! tells the next visit in which phase this one died. Here is only the thin layer of exports; what is stored, and how
+//! damage is survived, is plain Rust in [`shelf`] and [`preferences`]. Nothing here throws because of the storage.
+
+pub mod preferences;
+pub mod shelf;
+
+#[cfg(target_arch = "wasm32")]
+mod exports {
+    use std::cell::RefCell;
+
+    use gloo_storage::{LocalStorage, Storage as _};
+    use serde::Serialize;
+    use serde_json::Value;
+    use serde_wasm_bindgen::Serializer;
+    use wasm_bindgen::prelude::*;
+
+    use super::shelf::{Shelf, Storage};
+
+    #[wasm_bindgen(typescript_custom_section)]
+    const TYPES: &str = r#"
+export interface Preferences {
+  /** Layout of the stored object. */
+  version: number;
+  /** Source of the chosen model; null: none chosen yet. */
+  model: string | null;
+  tier: "auto" | "simd128" | "relaxed";
+  threads: "auto" | number;
+  theme: "auto" | "light" | "dark";
+  language: "auto" | "en" | "zh";
+  /** Tokens. */
+  contextLength: number;
+  temperature: number;
+  systemPrompt: string;
+}
+/** The phase that was marked and not cleared, with the time of the mark (ms since 1970). */
+export interface Mark { phase: string; at: number }
+"#;
+
+    /// The browser's local storage; all operations fail where it is switched off, missing or full.
+    struct Local;
+
+    impl Local {
+        fn open() -> Option<impl Fn() -> web_sys::Storage> {
+            // `raw` throws where the property is refused or null: look first.
+            let found = js_sys::Reflect::get(&js_sys::global(), &JsValue::from_str("localStorage"));
+            found.is_ok_and(|storage| storage.is_object()).then_some(LocalStorage::raw)
+        }
+    }
+
+    impl Storage for Local {
+        fn is_open(&self) -> bool {
+            Local::open().is_some()
+        }
+
+        fn read(&self, key: &str) -> Option<String> {
+            Local::open()?().get_item(key).ok().flatten()
+        }
+
+        fn write(&self, key: &str, text: &str) -> bool {
+            Local::open().is_some_and(|raw| raw().set_item(key, text).is_ok())
+        }
+
+        fn remove(&self, key: &str) -> bool {
+            Local::open().is_some_and(|raw| raw().remove_item(key).is_ok())
+        }
+    }
+
+    thread_local! {
+        static SHELF: RefCell<Shelf<Local>> = RefCell::new(Shelf::new(Local));
+    }
+
+    fn with_shelf<T>(work: impl FnOnce(&mut Shelf<Local>) -> T) -> T {
+        SHELF.with_borrow_mut(work)
+    }
+
+    fn to_js(value: &impl Serialize) -> std::result::Result<JsValue, JsError> {
+        Ok(value.serialize(&Serializer::json_compatible())?)
+    }
+
+    /// All preferences; what was never set, or is damaged in the storage, has its default.
+    #[wasm_bindgen(unchecked_return_type = "Preferences")]
+    pub fn preferences() -> std::result::Result<JsValue, JsError> {
+        to_js(&with_shelf(|shelf| shelf.preferences()))
+    }
+
+    /// Sets one preference and stores them all. Throws an `Error` for an unknown key or a value out of range; then nothing
+    /// is changed.
+    #[wasm_bindgen]
+    pub fn set_preference(
+        #[wasm_bindgen(unchecked_param_type = "Exclude<keyof Preferences, \"version\">")] key: &str,
+        #[wasm_bindgen(unchecked_param_type = "Preferences[keyof Preferences]")] value: JsValue,
+    ) -> std::result::Result<(), JsError> {
+        // JSON has no such numbers and would turn them into null, which is a value of its own.
+        if let Some(number) = value.as_f64().filter(|number| !number.is_finite()) {
+            return Err(JsError::new(&format!("{key} must be finite, found {number}")));
+        }
+        let value: Value = serde_wasm_bindgen::from_value(value)?;
+        with_shelf(|shelf| shelf.set_preference(key, &value)).map_err(|error| JsError::new(&error.message()))
+    }
+
+    /// Forgets all preferences.
+    #[wasm_bindgen]
+    pub fn reset_preferences() {
+        with_shelf(|shelf| shelf.reset_preferences());
+    }
+
+    /// Whether everything that was set is in the storage: false in private modes without storage and when it is full. The
+    /// values are then kept in memory until the page closes.
+    #[wasm_bindgen]
+    pub fn saved() -> bool {
+        with_shelf(|shelf| shelf.is_saved())
+    }
+
+    /// Marks the begin of a phase that the tab may not survive, such as "load".
+    #[wasm_bindgen]
+    pub fn mark_phase(phase: &str) {
+        with_shelf(|shelf| shelf.mark(phase, js_sys::Date::now()));
+    }
+
+    /// Takes the mark away: the phase was survived.
+    #[wasm_bindgen]
+    pub fn clear_phase() {
+        with_shelf(|shelf| shelf.clear_mark());
+    }
+
+    /// The mark that is set; at the start of a page it is that of a tab that did not survive its phase.
+    #[wasm_bindgen(unchecked_return_type = "Mark | null")]
+    pub fn last_phase() -> std::result::Result<JsValue, JsError> {
+        to_js(&with_shelf(|shelf| shelf.last_mark()))
+    }
+}

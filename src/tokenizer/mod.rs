@@ -1,0 +1,315 @@
+//! Text ↔ token ids, from the vocabulary in a GGUF header.
+//!
+//! It gives what Hugging Face's `tokenizers` gives for Qwen2 (NFC, the Qwen2 expression, byte-level BPE), whose NFC
+//! it uses. Its BPE is not used: it would rest at 36 MB and peak at 72 MB where [`Tokenizer`] takes 5 and 13 (natively, Qwen2.5).
+//! Added tokens are matched here and not by the crate, since who wrote a text decides whether they count ([`Special`]).
+
+mod added;
+mod bpe;
+mod decoder;
+mod split;
+mod vocab;
+
+use std::borrow::Cow;
+
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::{NormalizedString, Normalizer};
+use unicode_normalization::{is_nfc_quick, IsNormalized};
+
+pub use added::{AddedToken, AddedTokens, Segment};
+pub use decoder::StreamDecoder;
+pub use split::QWEN2_PATTERN;
+
+use crate::error::{Error, Result};
+use crate::gguf::Metadata;
+use vocab::{Kind, Vocab};
+
+/// Text is brought to NFC in parts of about this many bytes, so that the tables this needs stay small.
+const NFC_PART_BYTES: usize = 4096;
+
+/// Tokens by which an answer ends, whatever the header's own ids say, where they are control tokens.
+const END_TOKENS: [&str; 3] = ["<|im_end|>", "<|endoftext|>", "<｜end▁of▁sentence｜>"];
+
+/// Which added tokens a text may spell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    /// Every added token, control and user-defined (`<think>`): text that the template or the model wrote.
+    All,
+    /// Only user-defined tokens: `encode_special_tokens = true` of `tokenizers`, `parse_special = false` of llama.cpp.
+    UserDefined,
+    /// None of any kind: text that a user wrote.
+    None,
+}
+
+/// A part of a prompt and whether added tokens spelled in it count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The text.
+    pub text: String,
+    /// `true`: every added token in it counts; `false`: none does.
+    pub trusted: bool,
+}
+
+/// The texts of the tokens that chat templates name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NamedTokens {
+    /// `bos_token`
+    pub bos: Option<String>,
+    /// `eos_token`
+    pub eos: Option<String>,
+    /// `pad_token`
+    pub pad: Option<String>,
+}
+
+/// The tokenizer of one model; immutable.
+#[derive(Debug)]
+pub struct Tokenizer {
+    vocab: Vocab,
+    splitter: split::Splitter,
+    n_real: usize,
+    bos: Option<u32>,
+    end_tokens: Vec<u32>,
+    named: NamedTokens,
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer of a GGUF header, and takes tokens, merges, scores and types out of the metadata on the way.
+    /// `None` when the header has no `tokenizer.ggml.*`.
+    ///
+    /// # Errors
+    /// `unsupported_model` for another kind of tokenizer than Qwen2's; `bad_model` when the header contradicts itself: counts
+    /// that differ, unknown or repeated tokens, merges that name no token, ids beyond the vocabulary.
+    pub fn from_gguf(metadata: &mut Metadata) -> Result<Option<Tokenizer>> {
+        if metadata.get("tokenizer.ggml.model").is_none() && metadata.get("tokenizer.ggml.tokens").is_none() {
+            return Ok(None);
+        }
+        match metadata.str("tokenizer.ggml.model") {
+            Some("gpt2") => {}
+            other => {
+                let other = other.unwrap_or("missing");
+                return Err(Error::unsupported_model(format!("tokenizer.ggml.model must be \"gpt2\" and is {other:?}")));
+            }
+        }
+        // Files of early 2024 have no such key; the architecture is Qwen2's all the same.
+        match metadata.str("tokenizer.ggml.pre") {
+            None | Some("qwen2" | "deepseek-r1-qwen") => {}
+            Some(other) => {
+                return Err(Error::unsupported_model(format!(
+                    "tokenizer.ggml.pre must be \"qwen2\" or \"deepseek-r1-qwen\" and is {other:?}"
+                )));
+            }
+        }
+        let missing = |key: &str| Error::bad_model(format!("tokenizer.ggml.{key} is missing or of the wrong type"));
+        metadata.take("tokenizer.ggml.scores");
+        let tokens = metadata.take_strings("tokenizer.ggml.tokens").ok_or_else(|| missing("tokens"))?;
+        let kinds = read_kinds(metadata)?.ok_or_else(|| missing("token_type"))?;
+        let merges = metadata.take_strings("tokenizer.ggml.merges").ok_or_else(|| missing("merges"))?;
+        let vocab = Vocab::new(tokens, kinds, merges)?;
+        Tokenizer::new(vocab, metadata).map(Some)
+    }
+
+    fn new(vocab: Vocab, metadata: &Metadata) -> Result<Tokenizer> {
+        let id = |name: &str| match metadata.u64(&format!("tokenizer.ggml.{name}_token_id")) {
+            None => Ok(None),
+            Some(id) if id < vocab.len() as u64 => Ok(Some(id as u32)),
+            Some(id) => Err(Error::bad_model(format!("{name} token {id} of a vocabulary of {}", vocab.len()))),
+        };
+        let text = |id: Option<u32>| id.map(|id| String::from_utf8_lossy(vocab.bytes(id).unwrap_or_default()).into_owned());
+        let (bos, eos, pad) = (id("bos")?, id("eos")?, id("padding")?);
+        let named = NamedTokens { bos: text(bos), eos: text(eos), pad: text(pad) };
+        let mut end_tokens: Vec<u32> = [eos, id("eot")?, id("eom")?].into_iter().flatten().collect();
+        let by_text = END_TOKENS.iter().filter_map(|text| vocab.added.get(text));
+        end_tokens.extend(by_text.filter(|token| token.control).map(|token| token.id));
+        end_tokens.sort_unstable();
+        end_tokens.dedup();
+        let n_real = (0..vocab.len() as u32).rev().find(|&id| vocab.kind(id) != Some(Kind::Unused)).map_or(0, |id| id + 1);
+        let bos = bos.filter(|_| metadata.bool("tokenizer.ggml.add_bos_token") == Some(true));
+        Ok(Tokenizer { n_real: n_real as usize, splitter: split::Splitter::new()?, vocab, bos, end_tokens, named })
+    }
+
+    /// `bad_model` unless the embedding has as many rows as the vocabulary has ids.
+    pub fn check_rows(&self, embedding_rows: usize) -> Result<()> {
+        if embedding_rows == self.vocab.len() {
+            return Ok(());
+        }
+        let tokens = self.vocab.len();
+        Err(Error::bad_model(format!("the vocabulary has {tokens} tokens, the embedding {embedding_rows} rows")))
+    }
+
+    /// Ids of a text; no BOS is added.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.encode_into(text, special, &mut bpe::Scratch::default(), &mut ids)?;
+        Ok(ids)
+    }
+
+    /// Ids of a prompt that was rendered from parts; no BOS is added. Neighbouring untrusted pieces are tokenised as one text.
+    pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<u32>> {
+        let (mut ids, mut scratch) = (Vec::new(), bpe::Scratch::default());
+        for run in pieces.chunk_by(|a, b| !a.trusted && !b.trusted) {
+            let text = match run {
+                [piece] => Cow::Borrowed(piece.text.as_str()),
+                run => Cow::Owned(run.iter().map(|piece| piece.text.as_str()).collect()),
+            };
+            let special = if run[0].trusted { Special::All } else { Special::None };
+            self.encode_into(&text, special, &mut scratch, &mut ids)?;
+        }
+        Ok(ids)
+    }
+
+    /// [`Tokenizer::encode_pieces`] with exactly one BOS in front where the model wants one: none is added to a prompt whose
+    /// template wrote it already.
+    pub fn encode_prompt(&self, pieces: &[Piece]) -> Result<Vec<u32>> {
+        Ok(self.with_bos(self.encode_pieces(pieces)?))
+    }
+
+    /// Puts the model's BOS in front, where it wants one and it does not stand there.
+    pub fn with_bos(&self, mut ids: Vec<u32>) -> Vec<u32> {
+        if let Some(bos) = self.bos {
+            if ids.first() != Some(&bos) {
+                ids.insert(0, bos);
+            }
+        }
+        ids
+    }
+
+    /// Text of ids. Control tokens are dropped unless `keep_special`; user-defined ones are always kept; unused ids and ids
+    /// beyond the vocabulary give nothing; bytes that are no UTF-8 give U+FFFD as [`String::from_utf8_lossy`] does.
+    pub fn decode(&self, ids: &[u32], keep_special: bool) -> String {
+        let mut decoder = self.decoder(keep_special);
+        let mut text = String::with_capacity(ids.len() * 4);
+        for &id in ids {
+            decoder.push_into(self, id, &mut text);
+        }
+        text.push_str(&decoder.finish());
+        text
+    }
+
+    /// A decoder that is fed id by id.
+    pub fn decoder(&self, keep_special: bool) -> StreamDecoder {
+        StreamDecoder::new(keep_special)
+    }
+
+    /// Bytes a token stands for: part of a character, at times. Empty for unused ids, `None` beyond the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.vocab.bytes(id)
+    }
+
+    /// Number of real tokens: ids from here to [`Tokenizer::vocab_len`] only fill up the embedding.
+    pub fn len(&self) -> usize {
+        self.n_real
+    }
+
+    /// Whether there is no real token.
+    pub fn is_empty(&self) -> bool {
+        self.n_real == 0
+    }
+
+    /// Number of ids, unused ones too: rows of the embedding.
+    pub fn vocab_len(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// Whether an id is a control token (type 3).
+    pub fn is_control(&self, id: u32) -> bool {
+        self.vocab.kind(id) == Some(Kind::Control)
+    }
+
+    /// The token every text begins with, where the model wants one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// Whether the model wants a BOS.
+    pub fn add_bos(&self) -> bool {
+        self.bos.is_some()
+    }
+
+    /// All tokens that end an answer, sorted: those the header names and those known by their text.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.end_tokens
+    }
+
+    /// The texts of the header's bos, eos and padding tokens, for templates.
+    pub fn named_tokens(&self) -> &NamedTokens {
+        &self.named
+    }
+
+    /// The added tokens.
+    pub fn added_tokens(&self) -> &AddedTokens {
+        &self.vocab.added
+    }
+
+    /// Id of a token by its text: added tokens first, then (slowly, by going through all) others.
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        if let Some(token) = self.vocab.added.get(text) {
+            return Some(token.id);
+        }
+        let same = |&id: &u32| self.vocab.bytes(id) == Some(text.as_bytes()) && self.vocab.kind(id) == Some(Kind::Normal);
+        (0..self.vocab.len() as u32).find(same)
+    }
+
+    /// Bytes held on the heap.
+    pub fn memory_bytes(&self) -> usize {
+        self.vocab.memory_bytes()
+    }
+
+    fn encode_into(&self, text: &str, special: Special, scratch: &mut bpe::Scratch, ids: &mut Vec<u32>) -> Result<()> {
+        if special == Special::None {
+            return self.encode_plain(text, scratch, ids);
+        }
+        for segment in self.vocab.added.split(text, |token| special == Special::All || !token.control) {
+            match segment {
+                Segment::Token(token) => ids.push(token.id),
+                Segment::Text(text) => self.encode_plain(text, scratch, ids)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// NFC, words, merges.
+    fn encode_plain(&self, text: &str, scratch: &mut bpe::Scratch, ids: &mut Vec<u32>) -> Result<()> {
+        for word in self.splitter.words(&nfc(text)?) {
+            self.vocab.merges.encode(word.as_bytes(), scratch, ids);
+        }
+        Ok(())
+    }
+}
+
+/// Takes the token types out of the metadata.
+fn read_kinds(metadata: &mut Metadata) -> Result<Option<Vec<Kind>>> {
+    const KEY: &str = "tokenizer.ggml.token_type";
+    let kinds = match metadata.i32s(KEY) {
+        Some(codes) => Some(codes.iter().map(|&code| Kind::from_ggml(code.into())).collect::<Result<_>>()?),
+        None => match metadata.integers(KEY) {
+            Some(codes) => Some(codes.into_iter().map(Kind::from_ggml).collect::<Result<_>>()?),
+            None => None,
+        },
+    };
+    metadata.take(KEY);
+    Ok(kinds)
+}
+
+/// Unicode normal form C, with the tables of `tokenizers`; what is in it already is not copied.
+fn nfc(text: &str) -> Result<Cow<'_, str>> {
+    if is_nfc_quick(text.chars()) == IsNormalized::Yes {
+        return Ok(Cow::Borrowed(text));
+    }
+    let mut whole = String::with_capacity(text.len());
+    let mut rest = text;
+    while !rest.is_empty() {
+        // Nothing composes across the left side of an ASCII character, so a text may be cut there.
+        let from = NFC_PART_BYTES.min(rest.len());
+        let cut = rest.as_bytes()[from..].iter().position(u8::is_ascii).map_or(rest.len(), |at| from + at);
+        let (part, tail) = rest.split_at(cut);
+        if is_nfc_quick(part.chars()) == IsNormalized::Yes {
+            whole.push_str(part);
+        } else {
+            let mut normalized = NormalizedString::from(part);
+            NFC.normalize(&mut normalized).map_err(|e| Error::invalid_request(format!("text cannot be normalised: {e}")))?;
+            whole.push_str(normalized.get());
+        }
+        rest = tail;
+    }
+    Ok(Cow::Owned(whole))
+}

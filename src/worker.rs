@@ -1,0 +1,300 @@
+//! The worker's exports: messages in, messages out. Requests that touch the model wait in one queue and run first come
+//! first served, in steps between which the event loop turns; questions about state are answered at once.
+//!
+//! `{type:"request", id, method, params}` gets `{type:"event", id, event}`s and then exactly one
+//! `{type:"done", id, result}` or `{type:"error", id, error}`; `{type:"cancel", id}` ends it early.
+
+mod load;
+mod wire;
+
+use crate::engine::{now_ms, Engine, Job, LogitsJob, Outcome};
+use crate::error::{Error, Result};
+use crate::openai::{token_ids, Body};
+use js_sys::{Float32Array, Function, Reflect, Uint32Array};
+use serde_json::{json, Value};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::spawn_local;
+use web_sys::AbortController;
+use web_time::Instant;
+use wire::{EventLoop, Request};
+
+/// Everything the worker's shell needs: pass each message to [`QandleWorker::handle`].
+#[wasm_bindgen]
+pub struct QandleWorker(Rc<Inner>);
+
+struct Inner {
+    post: Function,
+    threads: usize,
+    state: RefCell<State>,
+    queue: RefCell<VecDeque<Queued>>,
+    running: RefCell<Option<Running>>,
+    busy: Cell<bool>,
+    events: EventLoop,
+}
+
+enum State {
+    Empty,
+    Ready(Box<Engine>),
+    Closed,
+}
+
+struct Queued {
+    request: Request,
+    arrived: Instant,
+}
+
+/// The request that is worked on; `cancelled` is looked at between steps.
+struct Running {
+    id: u32,
+    cancelled: Rc<Cell<bool>>,
+    abort: AbortController,
+}
+
+#[wasm_bindgen]
+impl QandleWorker {
+    /// `post(message, transfer)` sends to the page; `threads` is the size of the started pool; a panic on any thread is
+    /// announced on the `BroadcastChannel` named `death_channel`, as the engine's own thread may be blocked by then.
+    #[wasm_bindgen(constructor)]
+    pub fn new(post: Function, threads: usize, death_channel: Option<String>) -> std::result::Result<QandleWorker, JsValue> {
+        wire::announce_panics(death_channel);
+        Ok(QandleWorker(Rc::new(Inner {
+            post,
+            threads,
+            state: RefCell::new(State::Empty),
+            queue: RefCell::new(VecDeque::new()),
+            running: RefCell::new(None),
+            busy: Cell::new(false),
+            events: EventLoop::new()?,
+        })))
+    }
+
+    /// Takes one message. Never throws; what it starts goes on by itself.
+    pub fn handle(&self, message: JsValue) {
+        let inner = &self.0;
+        match wire::text(&message, "type").as_deref() {
+            Some("cancel") => {
+                if let Some(id) = wire::id(&message) {
+                    inner.cancel(id);
+                }
+            }
+            Some("request") => {
+                if let Some(request) = Request::read(&message) {
+                    inner.accept(request);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Inner {
+    fn accept(self: &Rc<Self>, request: Request) {
+        match request.method.as_str() {
+            "load" | "chat" | "completion" | "logits" => {
+                self.queue.borrow_mut().push_back(Queued { request, arrived: Instant::now() });
+                if !self.busy.replace(true) {
+                    spawn_local(self.clone().drive());
+                }
+            }
+            _ => {
+                let result = self.answer(&request);
+                self.settle(request.id, result);
+            }
+        }
+    }
+
+    fn cancel(&self, id: u32) {
+        if let Some(running) = self.running.borrow().as_ref().filter(|r| r.id == id) {
+            running.cancelled.set(true);
+            running.abort.abort();
+            return;
+        }
+        let waiting = self.queue.borrow().iter().position(|q| q.request.id == id);
+        if let Some(at) = waiting {
+            self.queue.borrow_mut().remove(at);
+            self.settle(id, Err(Error::aborted("the request was cancelled while it waited")));
+        }
+    }
+
+    async fn drive(self: Rc<Self>) {
+        loop {
+            let Some(Queued { request, arrived }) = self.queue.borrow_mut().pop_front() else { break };
+            let result = self.run(&request, arrived).await;
+            self.running.borrow_mut().take();
+            self.settle(request.id, result);
+        }
+        self.busy.set(false);
+    }
+
+    async fn run(&self, request: &Request, arrived: Instant) -> Result<JsValue> {
+        let cancelled = Rc::new(Cell::new(false));
+        let abort = AbortController::new().map_err(|_| Error::network("AbortController is missing"))?;
+        *self.running.borrow_mut() = Some(Running { id: request.id, cancelled: cancelled.clone(), abort: abort.clone() });
+        match request.method.as_str() {
+            "load" => self.load(request, &abort).await,
+            "logits" => self.logits(request, &cancelled).await,
+            method => self.generate(request, method == "chat", arrived, &cancelled).await,
+        }
+    }
+
+    /// Answers what needs no model pass.
+    fn answer(&self, request: &Request) -> Result<JsValue> {
+        if request.method == "close" {
+            *self.state.borrow_mut() = State::Closed;
+            return Ok(JsValue::NULL);
+        }
+        let params = request.json()?;
+        let word = |key: &str| params[key].as_str().map(str::to_string);
+        let string = |key: &str| word(key).ok_or_else(|| Error::invalid_request(format!("{key} must be a string")));
+        self.with(|engine| match request.method.as_str() {
+            "tokenize" => {
+                let ids = engine.tokenize(&string("text")?, params["special"] == true)?;
+                Ok(Uint32Array::from(&ids[..]).into())
+            }
+            "detokenize" => {
+                let text = engine.detokenize(&request.ids("ids")?, params["special"] == true)?;
+                Ok(text.into())
+            }
+            "countTokens" => Ok((engine.count_tokens(&params["input"])? as f64).into()),
+            "applyChatTemplate" => {
+                let options = params["options"].as_object().cloned().unwrap_or_default();
+                Ok(engine.apply_chat_template(&params["messages"], &options)?.into())
+            }
+            "info" => Ok(wire::to_js(&self.info(engine))),
+            "metrics" => {
+                let mut metrics = engine.metrics();
+                metrics["memory"] = engine.memory(wire::wasm_bytes());
+                Ok(wire::to_js(&metrics))
+            }
+            "profile" => Ok(wire::to_js(&crate::metrics::profile())),
+            "sessions.list" => Ok(wire::to_js(&engine.sessions().list(now_ms()))),
+            "sessions.get" => Ok(wire::to_js(&engine.sessions().get(&string("id")?, now_ms()))),
+            "sessions.fork" => {
+                let (id, name) = (string("id")?, string("as")?);
+                Ok(wire::to_js(&engine.sessions().fork(&id, &name, now_ms())?))
+            }
+            "sessions.delete" => {
+                engine.sessions().delete(&string("id")?);
+                Ok(JsValue::NULL)
+            }
+            "sessions.clear" => {
+                engine.sessions().clear();
+                Ok(JsValue::NULL)
+            }
+            "responses.stats" => Ok(wire::to_js(&json!({ "hits": 0, "misses": 0, "entries": 0, "bytes": 0 }))),
+            "responses.clear" => Ok(JsValue::NULL),
+            other => Err(Error::invalid_request(format!("{other} is not available in this version"))),
+        })
+    }
+
+    async fn generate(&self, request: &Request, chat: bool, arrived: Instant, cancelled: &Cell<bool>) -> Result<JsValue> {
+        let mut params = request.json()?;
+        let mut body = params["body"].take();
+        if let Some(ids) = request.prompt_ids() {
+            body["prompt"] = ids.into();
+        }
+        let mut job = self.with(|engine| {
+            let parse = if chat { Body::chat } else { Body::completion };
+            engine.begin(parse(&body, engine.n_tokens())?, arrived, wire::random_u64())
+        })?;
+        let result = self.run_job(request.id, &mut job, cancelled).await;
+        // A closed engine has no place for the session any more.
+        let _ = self.with(|engine| {
+            engine.drop_job(job);
+            Ok(())
+        });
+        result
+    }
+
+    async fn run_job(&self, id: u32, job: &mut Job, cancelled: &Cell<bool>) -> Result<JsValue> {
+        loop {
+            self.events.turn().await;
+            let stop = cancelled.get();
+            if stop && !(job.is_stream() && job.has_begun()) {
+                return Err(Error::aborted("the request was cancelled"));
+            }
+            let Outcome { chunks, done } =
+                self.with(|engine| if stop { Ok(engine.abort(job)) } else { engine.step(job) })?;
+            for chunk in &chunks {
+                self.event(id, &json!({ "type": "chunk", "chunk": chunk }));
+            }
+            if let Some(reply) = done {
+                return Ok(wire::to_js(&reply));
+            }
+        }
+    }
+
+    async fn logits(&self, request: &Request, cancelled: &Cell<bool>) -> Result<JsValue> {
+        let all = request.json()?["all"] == true;
+        let ids = request.ids("ids")?;
+        let (mut job, vocab): (LogitsJob, usize) =
+            self.with(|engine| Ok((engine.logits(ids, all)?, engine.vocab_size())))?;
+        let len = u32::try_from(job.rows() * vocab).map_err(|_| Error::too_large("that many logits"))?;
+        let out = Float32Array::new_with_length(len);
+        while !job.is_done() {
+            self.events.turn().await;
+            if cancelled.get() {
+                return Err(Error::aborted("the request was cancelled"));
+            }
+            if let Some((first, rows)) = self.with(|engine| engine.step_logits(&mut job))? {
+                // SAFETY: the view is used at once, before anything can grow the memory under it.
+                let view = unsafe { Float32Array::view(&rows) };
+                out.set(&view, (first * vocab) as u32);
+            }
+        }
+        Ok(out.into())
+    }
+
+    /// Runs `f` on the loaded engine.
+    fn with<R>(&self, f: impl FnOnce(&mut Engine) -> Result<R>) -> Result<R> {
+        match &mut *self.state.borrow_mut() {
+            State::Ready(engine) => f(engine),
+            State::Empty => Err(Error::invalid_request("no model is loaded")),
+            State::Closed => Err(Error::closed("the engine was closed")),
+        }
+    }
+
+    fn info(&self, engine: &Engine) -> Value {
+        let mut info = engine.info();
+        let tier = if cfg!(target_feature = "relaxed-simd") { "relaxed" } else { "simd128" };
+        info["runtime"] = json!({ "tier": tier, "threads": self.threads, "isolated": false, "version": env!("CARGO_PKG_VERSION") });
+        info["memory"] = engine.memory(wire::wasm_bytes());
+        info
+    }
+
+    fn event(&self, id: u32, event: &Value) {
+        self.send(json!({ "type": "event", "id": id }), "event", wire::to_js(event));
+    }
+
+    /// The one answer that ends a request.
+    fn settle(&self, id: u32, result: Result<JsValue>) {
+        let memory = match &*self.state.borrow() {
+            State::Ready(engine) => engine.memory(wire::wasm_bytes()),
+            _ => Value::Null,
+        };
+        match result {
+            Ok(value) => self.send(json!({ "type": "done", "id": id, "memory": memory }), "result", value),
+            Err(error) => {
+                let error = json!({ "code": error.code(), "message": error.message() });
+                self.send(json!({ "type": "error", "id": id, "memory": memory }), "error", wire::to_js(&error));
+            }
+        }
+    }
+
+    fn send(&self, envelope: Value, key: &str, value: JsValue) {
+        let message = wire::to_js(&envelope);
+        // Setting a member of a plain object that was just made cannot fail.
+        let _ = Reflect::set(&message, &key.into(), &value);
+        if let Err(error) = self.post.call1(&JsValue::NULL, &message) {
+            web_sys::console::error_2(&"qandle: a message could not be sent".into(), &error);
+        }
+    }
+}
+
+/// Ids out of a JSON array or any array-like of numbers.
+fn ids_of(value: &Value) -> Result<Vec<u32>> {
+    value.as_array().map(|ids| token_ids(ids)).unwrap_or_else(|| Err(Error::invalid_request("ids must be an array")))
+}
