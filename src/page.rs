@@ -40,29 +40,23 @@ export interface Mark { phase: string; at: number }
     /// The browser's local storage; all operations fail where it is switched off, missing or full.
     struct Local;
 
-    impl Local {
-        fn open() -> Option<impl Fn() -> web_sys::Storage> {
-            // `raw` throws where the property is refused or null: look first.
-            let found = js_sys::Reflect::get(&js_sys::global(), &JsValue::from_str("localStorage"));
-            found.is_ok_and(|storage| storage.is_object()).then_some(LocalStorage::raw)
-        }
-    }
-
     impl Storage for Local {
         fn is_open(&self) -> bool {
-            Local::open().is_some()
+            // `raw` throws where the property is refused or null: look first.
+            let found = js_sys::Reflect::get(&js_sys::global(), &JsValue::from_str("localStorage"));
+            found.is_ok_and(|storage| storage.is_object())
         }
 
         fn read(&self, key: &str) -> Option<String> {
-            Local::open()?().get_item(key).ok().flatten()
+            self.is_open().then(|| LocalStorage::raw().get_item(key).ok().flatten())?
         }
 
         fn write(&self, key: &str, text: &str) -> bool {
-            Local::open().is_some_and(|raw| raw().set_item(key, text).is_ok())
+            self.is_open() && LocalStorage::raw().set_item(key, text).is_ok()
         }
 
         fn remove(&self, key: &str) -> bool {
-            Local::open().is_some_and(|raw| raw().remove_item(key).is_ok())
+            self.is_open() && LocalStorage::raw().remove_item(key).is_ok()
         }
     }
 
@@ -95,7 +89,8 @@ export interface Mark { phase: string; at: number }
         if let Some(number) = value.as_f64().filter(|number| !number.is_finite()) {
             return Err(JsError::new(&format!("{key} must be finite, found {number}")));
         }
-        let value: Value = serde_wasm_bindgen::from_value(value)?;
+        let value: Value = serde_wasm_bindgen::from_value(value)
+            .map_err(|error| JsError::new(&format!("{key} must be plain data: {error}")))?;
         with_shelf(|shelf| shelf.set_preference(key, &value)).map_err(|error| JsError::new(&error.message()))
     }
 

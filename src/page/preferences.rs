@@ -74,8 +74,8 @@ impl Preferences {
         let stored: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
         if stored.get("version").and_then(Value::as_u64) == Some(u64::from(VERSION)) {
             for (key, value) in &stored {
-                // A refused field is not lost by this: there is nothing sound to keep.
-                preferences.set(key, value).unwrap_or_default();
+                // What is refused has nothing sound to keep; its default stands.
+                let _ = preferences.set(key, value);
             }
         }
         preferences
