@@ -22,8 +22,8 @@ use simd as kernel;
 /// Bytes of weights that stay in the second-level cache while all tiles of activations pass over them.
 const CHUNK_BYTES: usize = 128 << 10;
 
-/// Multiply-adds below which a task is not worth its start.
-const TASK_PRODUCTS: usize = 1 << 16;
+/// Multiply-adds below which a task is not worth its start: some 10 µs.
+const TASK_PRODUCTS: usize = 1 << 17;
 
 /// Sums that a block of float weights is added up in, column i going to sum i % CHAINS.
 const CHAINS: usize = 4;

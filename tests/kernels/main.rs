@@ -1,6 +1,8 @@
 //! The matrix kernels against independent definitions, and every tier, tile, split and thread count against each other.
 //! The same tests run natively (the scalar reference) and on wasm with plain and with relaxed SIMD.
 
+#![allow(clippy::unwrap_used)]
+
 mod oracle;
 
 use qandle::kernels::matmul::matmul_reference;
@@ -241,6 +243,8 @@ tests! {
             assert_eq!(code(0, cols), Some("bad_model"));
             assert_eq!(code(rows, 0), Some("bad_model"));
             assert_eq!(code(usize::MAX, usize::MAX / 256 * 256), Some("too_large"));
+            let huge = Packer::new(dtype, 1 << 26, 1 << 22).err().map(|e| e.code());
+            assert!(matches!(huge, Some("too_large" | "out_of_memory")), "{huge:?}");
             if dtype.block_len() > 1 {
                 assert_eq!(code(rows, cols + 1), Some("bad_model"));
             }

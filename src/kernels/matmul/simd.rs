@@ -306,15 +306,11 @@ unsafe fn float_block<F: Float, const N: usize, const SPECIALS: bool>(
     let mut sums = [[f32x4_splat(0.0); N]; CHAINS];
     for first in (0..CHAINS).step_by(at_once) {
         for from in (0..n).step_by(CHAINS) {
-            for chain in first..first + at_once {
-                let i = from + chain;
-                if i >= n {
-                    break;
-                }
+            for (i, sums) in (from + first..n).zip(&mut sums[first..first + at_once]) {
                 // SAFETY: i < n, inside what the caller promises.
                 unsafe {
                     let value = F::load::<SPECIALS>(unit.add(i * F::BYTES));
-                    for (j, sum) in sums[chain].iter_mut().enumerate() {
+                    for (j, sum) in sums.iter_mut().enumerate() {
                         let x = v128_load32_splat(x.add(j * stride + i).cast());
                         *sum = f32x4_add(*sum, f32x4_mul(value, x));
                     }
