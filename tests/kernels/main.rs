@@ -109,7 +109,9 @@ macro_rules! fixture {
 }
 
 /// Type, blocks, values and outputs, from `tests/fixtures/make_kernels.py`.
-fn fixtures() -> [(DType, &'static [u8], &'static [u8], &'static [u8]); 14] {
+type Fixture = (DType, &'static [u8], &'static [u8], &'static [u8]);
+
+fn fixtures() -> [Fixture; 14] {
     [
         fixture!(DType::F32, "f32"),
         fixture!(DType::F16, "f16"),
