@@ -272,6 +272,8 @@ impl Turn {
             || self.history.len() >= self.request.context_length;
         if stopped || full {
             join(&mut parts, self.text.finish());
+            // A stop that lies inside the beginning of a longer one is settled by the end only.
+            let stopped = self.text.stops.stopped().is_some();
             return Ok(Step::Finished(parts, vec![id], if stopped { Finish::Stop } else { Finish::Length }));
         }
         Ok(Step::Delta(parts, vec![id]))

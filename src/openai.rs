@@ -29,7 +29,14 @@ const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 #[derive(Debug, Clone)]
 pub enum Prompt {
     /// Messages for the chat template, with tools and further template variables.
-    Chat { messages: Value, tools: Option<Value>, kwargs: Map<String, Value> },
+    Chat {
+        /// An array of messages.
+        messages: Value,
+        /// An array of tools.
+        tools: Option<Value>,
+        /// Further template variables.
+        kwargs: Map<String, Value>,
+    },
     /// A plain text; the beginning-of-text token is added where the model wants one.
     Text(String),
     /// Token ids, taken as they are.

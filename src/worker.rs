@@ -273,7 +273,7 @@ impl Inner {
     fn settle(&self, id: u32, result: Result<JsValue>) {
         let memory = match &*self.state.borrow() {
             State::Ready(engine) => engine.memory(wire::wasm_bytes()),
-            _ => Value::Null,
+            _ => json!({ "wasmBytes": wire::wasm_bytes(), "weightsBytes": 0, "kvBytes": 0, "responseBytes": 0, "tokenizerBytes": 0 }),
         };
         match result {
             Ok(value) => self.send(json!({ "type": "done", "id": id, "memory": memory }), "result", value),

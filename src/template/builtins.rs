@@ -23,7 +23,9 @@ pub(super) fn environment<'e>(marks: &Table, budget: &Budget, steps: u64, now: i
         out.write_str(&text).map_err(Error::from)
     });
     let own = budget.clone();
-    env.set_unknown_method_callback(move |state, value, method, args| methods::call(&own, state, value, method, args));
+    env.set_unknown_method_callback(move |state, value, method, args| {
+        methods::call(&own, state, value, method, args)
+    });
     operators::register(&mut env, budget);
     add_tests(&mut env);
     add_filters(&mut env, budget);

@@ -24,7 +24,7 @@ const STEPS: u64 = 400_000;
 /// Nodes in a list or map that a template builds.
 const MAX_NODES: usize = 100_000;
 /// Raw text longer than this costs more than one step each time.
-const RAW_BYTES_PER_STEP: usize = 2048;
+const RAW_BYTES_PER_STEP: usize = 512;
 
 /// How templates are cut into text and code, as transformers sets jinja2.
 pub(super) fn white_space() -> WhitespaceConfig {
@@ -79,7 +79,9 @@ impl Budget {
 fn count(value: &Value, depth: usize, nodes: &mut usize) -> Result<(), Error> {
     *nodes += 1;
     if *nodes > MAX_NODES || depth > MAX_DEPTH {
-        return Err(invalid(format!("a list of more than {MAX_NODES} values or nested more than {MAX_DEPTH} deep")));
+        return Err(invalid(format!(
+            "a list of more than {MAX_NODES} values or nested more than {MAX_DEPTH} deep"
+        )));
     }
     if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
         let map = value.kind() == ValueKind::Map;
@@ -94,12 +96,14 @@ fn count(value: &Value, depth: usize, nodes: &mut usize) -> Result<(), Error> {
 pub(super) fn steps(source: &str, input_nodes: usize) -> Result<u64, Error> {
     if source.len() > MAX_SOURCE_BYTES {
         let bytes = source.len();
-        return Err(invalid(format!("the template has {bytes} bytes, at most {MAX_SOURCE_BYTES} are served")));
+        return Err(invalid(format!(
+            "the template has {bytes} bytes, at most {MAX_SOURCE_BYTES} are served"
+        )));
     }
     let mut longest_raw = 0;
     let mut constants = 0;
     let mut tag = Tag::default();
-    for token in tokenize(source, false, SyntaxConfig::default(), white_space()) {
+    for token in tokenize(source, false, SyntaxConfig, white_space()) {
         match token?.0 {
             Token::TemplateData(text) => longest_raw = longest_raw.max(text.len()),
             Token::VariableStart | Token::BlockStart => tag = Tag::default(),
@@ -114,7 +118,9 @@ pub(super) fn steps(source: &str, input_nodes: usize) -> Result<u64, Error> {
             _ => {}
         }
         if constants > MAX_CONSTANT_BYTES {
-            return Err(invalid(format!("constants of the template multiply to more than {MAX_CONSTANT_BYTES} bytes")));
+            return Err(invalid(format!(
+                "constants of the template multiply to more than {MAX_CONSTANT_BYTES} bytes"
+            )));
         }
     }
     let steps = STEPS.saturating_add(2_000u64.saturating_mul(input_nodes as u64));

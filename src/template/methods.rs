@@ -9,7 +9,13 @@ use super::limits::Budget;
 use super::python::{invalid, to_str};
 
 /// A method call on a value, whose result is taken off the budget.
-pub(super) fn call(budget: &Budget, state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn call(
+    budget: &Budget,
+    state: &State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let result = match value.as_str() {
         Some(text) => match string_method(budget, text, method, args) {
             Err(e) if e.kind() == ErrorKind::UnknownMethod && method != "format" && method != "count" => {
@@ -34,7 +40,9 @@ fn string_method(budget: &Budget, text: &str, method: &str, args: &[Value]) -> R
             let chars = chars.filter(|chars| !chars.is_none());
             let set: Option<Vec<char>> = match &chars {
                 None => None,
-                Some(chars) => Some(chars.as_str().ok_or_else(|| invalid("strip takes a string"))?.chars().collect()),
+                Some(chars) => {
+                    Some(chars.as_str().ok_or_else(|| invalid("strip takes a string"))?.chars().collect())
+                }
             };
             let drop = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(&c));
             let text = if method == "rstrip" { text } else { text.trim_start_matches(drop) };
@@ -43,14 +51,16 @@ fn string_method(budget: &Budget, text: &str, method: &str, args: &[Value]) -> R
         "split" | "rsplit" => {
             let (separator, most, kwargs): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
             let separator = separator.or(kwargs.get("sep")?).filter(|separator| !separator.is_none());
-            let most = most.or(kwargs.get("maxsplit")?).and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+            let most =
+                most.or(kwargs.get("maxsplit")?).and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
             kwargs.assert_all_used()?;
             budget.take(text.len())?;
             let mut parts = match &separator {
                 None => split_space(text, most, method == "rsplit"),
                 Some(separator) => {
                     let separator = separator.as_str().filter(|s| !s.is_empty());
-                    let separator = separator.ok_or_else(|| invalid("split takes a separator that is not empty"))?;
+                    let separator =
+                        separator.ok_or_else(|| invalid("split takes a separator that is not empty"))?;
                     let most = most.saturating_add(1);
                     if method == "split" {
                         text.splitn(most, separator).collect()
@@ -127,7 +137,8 @@ fn position(text: &str, at: Option<usize>, method: &str) -> Result<Value, Error>
 /// `str.split()`: at runs of white space; what is left at the limit keeps the white space of its far side.
 fn split_space(text: &str, most: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = if from_right { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
+    let mut rest =
+        if from_right { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
     while !rest.is_empty() {
         let cut = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
         let Some(cut) = cut.filter(|_| parts.len() < most) else {
@@ -147,7 +158,9 @@ fn split_space(text: &str, most: usize, from_right: bool) -> Vec<&str> {
 
 /// `str.splitlines`
 fn split_lines(text: &str, keep: bool) -> Vec<&str> {
-    let is_break = |c: char| matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let is_break = |c: char| {
+        matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    };
     let mut lines = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
@@ -155,7 +168,11 @@ fn split_lines(text: &str, keep: bool) -> Vec<&str> {
             lines.push(rest);
             break;
         };
-        let wide = if rest[at..].starts_with("\r\n") { 2 } else { rest[at..].chars().next().map_or(1, char::len_utf8) };
+        let wide = if rest[at..].starts_with("\r\n") {
+            2
+        } else {
+            rest[at..].chars().next().map_or(1, char::len_utf8)
+        };
         lines.push(&rest[..if keep { at + wide } else { at }]);
         rest = &rest[at + wide..];
     }
@@ -163,7 +180,13 @@ fn split_lines(text: &str, keep: bool) -> Vec<&str> {
 }
 
 /// `str.replace`, with its size known before it is made.
-pub(super) fn replace(budget: &Budget, text: &str, old: &str, new: &str, count: Option<i64>) -> Result<String, Error> {
+pub(super) fn replace(
+    budget: &Budget,
+    text: &str,
+    old: &str,
+    new: &str,
+    count: Option<i64>,
+) -> Result<String, Error> {
     let most = count.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     let found = text.matches(old).count().min(most);
     budget.take(text.len().saturating_add(found.saturating_mul(new.len())))?;

@@ -46,7 +46,8 @@ impl Template {
         let source = without_generation_tags(source);
         let template = Template { source, named, edges: Edges::new(added), clock: clock::utc };
         limits::steps(&template.source, 0).map_err(template_error)?;
-        parse(&template.source, "chat_template", SyntaxConfig::default(), limits::white_space()).map_err(template_error)?;
+        parse(&template.source, "chat_template", SyntaxConfig, limits::white_space())
+            .map_err(template_error)?;
         Ok(template)
     }
 
@@ -83,9 +84,14 @@ impl Template {
     ) -> Result<Vec<Piece>> {
         let mut input = Input::default();
         collect_taken(&self.source, &mut input.taken);
-        input.add(messages);
-        tools.into_iter().for_each(|tools| input.add(tools));
-        kwargs.iter().for_each(|(key, value)| input.add_pair(key, value));
+        input.add(messages, 0)?;
+        if let Some(tools) = tools {
+            input.add(tools, 0)?;
+        }
+        for (key, value) in kwargs {
+            input.add_text(key);
+            input.add(value, 0)?;
+        }
         let marks = self.edges.marks(&input.taken)?;
         let budget = Budget::new(input.bytes);
         let steps = limits::steps(&self.source, input.nodes).map_err(template_error)?;
@@ -94,7 +100,8 @@ impl Template {
         for (name, value) in kwargs.iter().filter(|(name, _)| is_identifier(name)) {
             variables.insert(name, untrusted(value, &marks));
         }
-        let named = [("bos_token", &self.named.bos), ("eos_token", &self.named.eos), ("pad_token", &self.named.pad)];
+        let named =
+            [("bos_token", &self.named.bos), ("eos_token", &self.named.eos), ("pad_token", &self.named.pad)];
         for (name, text) in named {
             match text {
                 Some(text) => variables.insert(name, Value::from(text.as_str())),
@@ -120,7 +127,7 @@ impl Template {
         steps: u64,
     ) -> std::result::Result<String, minijinja::Error> {
         let name = "chat_template";
-        let tree = parse(&self.source, name, SyntaxConfig::default(), limits::white_space())?;
+        let tree = parse(&self.source, name, SyntaxConfig, limits::white_space())?;
         let mut generator = CodeGenerator::new(name, &self.source);
         generator.compile_stmt(&tree);
         let (mut code, mut blocks) = generator.finish();
@@ -148,19 +155,30 @@ struct Input {
 }
 
 impl Input {
-    fn add(&mut self, value: &Json) {
+    fn add(&mut self, value: &Json, depth: usize) -> Result<()> {
+        if depth > python::MAX_DEPTH {
+            let most = python::MAX_DEPTH;
+            return Err(Error::template_error(format!(
+                "messages, tools and variables nest at most {most} deep"
+            )));
+        }
         self.nodes += 1;
         match value {
             Json::String(text) => self.add_text(text),
-            Json::Array(items) => items.iter().for_each(|item| self.add(item)),
-            Json::Object(pairs) => pairs.iter().for_each(|(key, value)| self.add_pair(key, value)),
+            Json::Array(items) => {
+                for item in items {
+                    self.add(item, depth + 1)?;
+                }
+            }
+            Json::Object(pairs) => {
+                for (key, value) in pairs {
+                    self.add_text(key);
+                    self.add(value, depth + 1)?;
+                }
+            }
             _ => {}
         }
-    }
-
-    fn add_pair(&mut self, key: &str, value: &Json) {
-        self.add_text(key);
-        self.add(value);
+        Ok(())
     }
 
     fn add_text(&mut self, text: &str) {
@@ -209,7 +227,9 @@ fn conversation(messages: &Json, marks: &Marks) -> Value {
 }
 
 fn is_identifier(name: &str) -> bool {
-    !name.is_empty() && name.chars().all(|c| c == '_' || c.is_alphanumeric()) && !name.starts_with(|c: char| c.is_numeric())
+    !name.is_empty()
+        && name.chars().all(|c| c == '_' || c.is_alphanumeric())
+        && !name.starts_with(|c: char| c.is_numeric())
 }
 
 /// transformers knows a `generation` block that marks the assistant's text for training; it prints its content.

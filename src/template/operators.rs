@@ -16,7 +16,9 @@ pub(super) fn register(env: &mut Environment, budget: &Budget) {
     let own = budget.clone();
     env.add_function("~", move |a: Value, b: Value| concat(&own, &a, &b));
     let own = budget.clone();
-    env.add_function("[:]", move |v: Value, start: Value, stop: Value, step: Value| slice(&own, &v, [start, stop, step]));
+    env.add_function("[:]", move |v: Value, start: Value, stop: Value, step: Value| {
+        slice(&own, &v, [start, stop, step])
+    });
     let own = budget.clone();
     env.add_function("[]", move |items: minijinja::value::Rest<Value>| {
         own.take_nodes(&items)?;
@@ -25,7 +27,9 @@ pub(super) fn register(env: &mut Environment, budget: &Budget) {
     let own = budget.clone();
     env.add_function("{}", move |items: minijinja::value::Rest<Value>| {
         own.take_nodes(&items)?;
-        Ok::<_, Error>(items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect::<Value>())
+        Ok::<_, Error>(
+            items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect::<Value>(),
+        )
     });
 }
 
@@ -75,7 +79,9 @@ fn add(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
     match (Number::of(a), Number::of(b)) {
         (Some(Number::Int(x)), Some(Number::Int(y))) => integer(x.checked_add(y)),
         (Some(x), Some(y)) => Ok(Value::from(x.float() + y.float())),
-        _ if a.as_str().is_some() => Err(invalid(format!("can only concatenate a string to a string, not {}", b.kind()))),
+        _ if a.as_str().is_some() => {
+            Err(invalid(format!("can only concatenate a string to a string, not {}", b.kind())))
+        }
         _ => Err(invalid(format!("values of type {} and {} cannot be added", a.kind(), b.kind()))),
     }
 }
@@ -87,7 +93,11 @@ fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
             continue;
         }
         let Some(Number::Int(times)) = Number::of(times) else {
-            return Err(invalid(format!("a {} can only be multiplied by an integer, not {}", value.kind(), times.kind())));
+            return Err(invalid(format!(
+                "a {} can only be multiplied by an integer, not {}",
+                value.kind(),
+                times.kind()
+            )));
         };
         let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
         if let Some(text) = value.as_str() {
@@ -136,7 +146,12 @@ fn slice(budget: &Budget, value: &Value, bounds: [Value; 3]) -> Result<Value, Er
 }
 
 /// `range(*slice(start, stop, step).indices(len))`
-fn indices(len: usize, start: Option<i64>, stop: Option<i64>, step: Option<i64>) -> Result<Vec<usize>, Error> {
+fn indices(
+    len: usize,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: Option<i64>,
+) -> Result<Vec<usize>, Error> {
     let step = step.unwrap_or(1);
     if step == 0 {
         return Err(invalid("a slice cannot have a step of 0"));

@@ -100,7 +100,14 @@ fn number(value: &Value) -> String {
 /// `float.__repr__`: the shortest digits that read back as the same number, with an exponent below 1e-4 and from 1e16 on.
 pub(super) fn float(x: f64) -> String {
     if !x.is_finite() {
-        return if x.is_nan() { "nan" } else if x > 0.0 { "inf" } else { "-inf" }.to_owned();
+        return if x.is_nan() {
+            "nan"
+        } else if x > 0.0 {
+            "inf"
+        } else {
+            "-inf"
+        }
+        .to_owned();
     }
     let scientific = format!("{x:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
@@ -110,7 +117,11 @@ pub(super) fn float(x: f64) -> String {
         }
         _ => {
             let plain = format!("{x}");
-            if plain.contains('.') { plain } else { format!("{plain}.0") }
+            if plain.contains('.') {
+                plain
+            } else {
+                format!("{plain}.0")
+            }
         }
     }
 }
@@ -174,9 +185,15 @@ impl Json<'_> {
                     match key.kind() {
                         ValueKind::String => self.string(key.as_str().unwrap_or_default()),
                         ValueKind::None => self.out.push_str("\"null\""),
-                        ValueKind::Bool => self.out.push_str(if key.is_true() { "\"true\"" } else { "\"false\"" }),
+                        ValueKind::Bool => {
+                            self.out.push_str(if key.is_true() { "\"true\"" } else { "\"false\"" })
+                        }
                         ValueKind::Number => self.string(&json_number(&key)),
-                        kind => return Err(invalid(format!("keys must be str, int, float, bool or None, not {kind}"))),
+                        kind => {
+                            return Err(invalid(format!(
+                                "keys must be str, int, float, bool or None, not {kind}"
+                            )))
+                        }
                     }
                     self.out.push_str(self.key);
                     self.value(&value.get_item(&key)?, depth + 1)?;

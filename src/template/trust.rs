@@ -44,7 +44,9 @@ impl Edges {
     pub(super) fn marks(&self, taken: &BTreeSet<char>) -> Result<Marks<'_>> {
         let mut free = MARKS.into_iter().flatten().filter(|c| !taken.contains(c));
         let mut next = || {
-            free.next().ok_or_else(|| Error::invalid_request("the messages use every private-use character of Unicode"))
+            free.next().ok_or_else(|| {
+                Error::invalid_request("the messages use every private-use character of Unicode")
+            })
         };
         let pairs = self.chars.iter().map(|&c| Ok((c, next()?))).collect::<Result<_>>()?;
         Ok(Marks { edges: self, table: Table { pairs, word: next()? } })

@@ -9,12 +9,14 @@ pub struct StreamDecoder {
     keep_special: bool,
     /// The begin of a character whose other bytes have not come yet: at most 3 bytes between calls.
     pending: Vec<u8>,
+    /// Text of the token that began this character, such as a space before an emoji: it waits for the rest.
+    held: String,
 }
 
 impl StreamDecoder {
     /// `keep_special`: write control tokens out instead of dropping them. User-defined tokens are always kept.
     pub fn new(keep_special: bool) -> StreamDecoder {
-        StreamDecoder { keep_special, pending: Vec::new() }
+        StreamDecoder { keep_special, ..StreamDecoder::default() }
     }
 
     /// The text that is certain once this id has come: empty, while a character is incomplete.
@@ -24,9 +26,10 @@ impl StreamDecoder {
         text
     }
 
-    /// What is left at the end: one U+FFFD for a character that was cut off, or nothing.
+    /// What is left at the end: what was held back, and one U+FFFD for a character that was cut off; or nothing.
     pub fn finish(&mut self) -> String {
-        let rest = String::from_utf8_lossy(&self.pending).into_owned();
+        let mut rest = std::mem::take(&mut self.held);
+        rest.push_str(&String::from_utf8_lossy(&self.pending));
         self.pending.clear();
         rest
     }
@@ -36,21 +39,22 @@ impl StreamDecoder {
             return;
         }
         self.pending.extend_from_slice(tokenizer.token_bytes(id).unwrap_or_default());
+        let mut new = String::new();
         let mut rest = self.pending.as_slice();
         // As String::from_utf8_lossy: one U+FFFD for each maximal part of a character that cannot go on.
         loop {
             match std::str::from_utf8(rest) {
                 Ok(whole) => {
-                    text.push_str(whole);
+                    new.push_str(whole);
                     rest = &[];
                     break;
                 }
                 Err(error) => {
                     let (good, bad) = rest.split_at(error.valid_up_to());
-                    text.push_str(std::str::from_utf8(good).expect("checked up to here just now"));
+                    new.push_str(std::str::from_utf8(good).expect("checked up to here just now"));
                     match error.error_len() {
                         Some(len) => {
-                            text.push(char::REPLACEMENT_CHARACTER);
+                            new.push(char::REPLACEMENT_CHARACTER);
                             rest = &bad[len..];
                         }
                         None => {
@@ -63,5 +67,11 @@ impl StreamDecoder {
         }
         let done = self.pending.len() - rest.len();
         self.pending.drain(..done);
+        if self.pending.is_empty() {
+            text.push_str(&std::mem::take(&mut self.held));
+            text.push_str(&new);
+        } else if !new.is_empty() {
+            text.push_str(&std::mem::replace(&mut self.held, new));
+        }
     }
 }

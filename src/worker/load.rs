@@ -36,6 +36,9 @@ impl Inner {
         if let Some(kv) = all["options"]["kv"].as_str().filter(|kv| *kv != "f16") {
             return Err(Error::invalid_request(format!("kv \"{kv}\" is not available in this version, only \"f16\"")));
         }
+        if all["source"]["sha256"].is_string() {
+            return Err(Error::invalid_request("sha256 is not available in this version: weights are not verified by hash yet"));
+        }
         let mut report = Report::new(self, request.id, source.kind());
         report.send("plan", 0, None, 0.0);
         let mut body = source.open(abort).await?;

@@ -2,6 +2,7 @@
 
 use super::ids_of;
 use crate::error::{Error, Result};
+use crate::store::source::describe;
 use js_sys::{Function, Promise, Reflect, Uint32Array, JSON};
 use serde::Serialize;
 use serde_json::Value;
@@ -38,11 +39,10 @@ impl Request {
 
     /// The parameters as JSON. By way of JSON text: its parser bounds the depth, and lone surrogates become U+FFFD.
     pub fn json(&self) -> Result<Value> {
-        let text = match JSON::stringify(&self.params) {
-            Ok(text) => String::from(text),
-            Err(e) => return Err(Error::invalid_request(format!("the request is no JSON: {}", crate::store::source::describe(&e)))),
-        };
-        serde_json::from_str(&well_formed(text)).map_err(|e| Error::invalid_request(format!("the request is no JSON: {e}")))
+        let refuse = |why: String| Error::invalid_request(format!("the request is no JSON: {why}"));
+        let finite = Closure::<dyn Fn(JsValue, JsValue) -> std::result::Result<JsValue, JsValue>>::new(finite);
+        let text = JSON::stringify_with_replacer(&self.params, finite.as_ref()).map_err(|e| refuse(describe(&e)))?;
+        serde_json::from_str(&well_formed(String::from(text))).map_err(|e| refuse(e.to_string()))
     }
 
     /// Token ids from an array or a `Uint32Array`.
@@ -56,6 +56,17 @@ impl Request {
     /// A completion's prompt, where it is a typed array of ids.
     pub fn prompt_ids(&self) -> Option<Vec<u32>> {
         typed(&Reflect::get(&self.param("body"), &"prompt".into()).ok()?)
+    }
+}
+
+/// A replacer that refuses NaN and infinities, which JSON would turn into null.
+fn finite(key: JsValue, value: JsValue) -> std::result::Result<JsValue, JsValue> {
+    match value.as_f64() {
+        Some(number) if !number.is_finite() => {
+            let key = key.as_string().unwrap_or_default();
+            Err(js_sys::Error::new(&format!("{key} is {number}")).into())
+        }
+        _ => Ok(value),
     }
 }
 
