@@ -1,5 +1,5 @@
 //! The model's own chat template, behaving as jinja2 does in transformers, with two differences: text that a user wrote
-//! never becomes a control token ([`trust`]), and a template has bounds ([`limits`]).
+//! never becomes a control token (`trust.rs`), and a template has bounds (`limits.rs`).
 //!
 //! minijinja parses and runs the template. Its operators are exchanged for bounded ones between compiling and running, for
 //! which its `unstable_machinery` is used and the version pinned.
