@@ -8,6 +8,11 @@ use crate::kernels::packed::PackedMatrix;
 use core::arch::wasm32::*;
 use std::ops::Range;
 
+/// Row groups that a single activation row takes at once. One stream of weights is fetched no further ahead than the
+/// processor's prefetcher goes, which does not hide the memory's latency; GOP/s from memory with 1 / 4 / 8 streams:
+/// Q4_K 20 / 26 / 28, Q6_K 11 / 18 / 20, with 2 / 4 / 8: Q5_0 15 / 20 / 18, Q8_0 11 / 15 / 15.
+const STREAMS: usize = 4;
+
 /// Results of some row groups for one tile of activations, quantised weights.
 pub(super) fn quants<F: Quant>(
     w: &PackedMatrix,
@@ -36,19 +41,18 @@ fn quants_n<F: Quant, const N: usize>(
     assert_eq!(tile.n, N);
     let (quants, scales, sums) = (xs.tile_quants(tile), xs.tile_scales(tile), xs.tile_sums(tile));
     assert_eq!(scales.len(), N * w.cols() / BLOCK);
-    // K-quants with minima keep too many scales in flight for two groups (Q4_K is 5 % slower so).
-    let many_scales = F::MINIMA && F::COLS > BLOCK;
     let mut group = groups.start;
     while group < groups.end {
         let data = &w.data()[group * group_bytes..];
         let (a, scales, sums) = (quants.as_ptr(), scales.as_ptr(), sums.as_ptr());
-        if N == 1 && !many_scales && group + 2 <= groups.end {
-            assert!(data.len() >= 2 * group_bytes);
-            // SAFETY: the slices hold two groups of `units` units and the activations of N rows (asserted).
-            let y = unsafe { product::<F, N, 2>(data.as_ptr(), units, a, scales, sums) };
-            store(columns, tile.t0, group, y[0]);
-            store(columns, tile.t0, group + 1, y[1]);
-            group += 2;
+        if N == 1 && group + STREAMS <= groups.end {
+            assert!(data.len() >= STREAMS * group_bytes);
+            // SAFETY: the slices hold the groups of `units` units and the activations of N rows (asserted).
+            let y = unsafe { product::<F, N, STREAMS>(data.as_ptr(), units, a, scales, sums) };
+            for y in y {
+                store(columns, tile.t0, group, y);
+                group += 1;
+            }
         } else {
             assert!(data.len() >= group_bytes);
             // SAFETY: the slices hold a group of `units` units and the activations of N rows (asserted).
@@ -59,8 +63,7 @@ fn quants_n<F: Quant, const N: usize>(
     }
 }
 
-/// G row groups times N activation rows. A single activation row takes two groups at once: two streams of weights hide
-/// more of the memory's latency (measured: 10 to 20 % for Q5_0, Q8_0 and Q6_K).
+/// G row groups times N activation rows.
 ///
 /// # Safety
 /// `unit` points to `G * units` units; `a`, `scales` and `sums` to a tile of N rows with COLS / 32 blocks for each unit.
@@ -267,26 +270,57 @@ fn floats_n<F: Float, const N: usize, const SPECIALS: bool>(
     columns: &Columns,
 ) {
     let k = w.cols();
+    let group_bytes = k * F::BYTES;
     assert_eq!(tile.n, N);
     let rows = &xs.values()[tile.t0 * k..][..N * k];
-    for group in groups {
-        let data = &w.data()[group * k * F::BYTES..][..k * F::BYTES];
-        let mut y = [f32x4_splat(0.0); N];
-        for from in (0..k).step_by(BLOCK) {
-            let n = BLOCK.min(k - from);
-            // SAFETY: the slices hold k units and N rows of k values, and from + n <= k.
+    let mut group = groups.start;
+    while group < groups.end {
+        let data = &w.data()[group * group_bytes..];
+        if N == 1 && group + STREAMS <= groups.end {
+            assert!(data.len() >= STREAMS * group_bytes);
+            // SAFETY: the slices hold the groups of k units and N rows of k values (asserted).
+            let y = unsafe { float_product::<F, N, STREAMS, SPECIALS>(data.as_ptr(), rows.as_ptr(), k) };
+            for y in y {
+                store(columns, tile.t0, group, y);
+                group += 1;
+            }
+        } else {
+            assert!(data.len() >= group_bytes);
+            // SAFETY: the slices hold a group of k units and N rows of k values (asserted).
+            let [y] = unsafe { float_product::<F, N, 1, SPECIALS>(data.as_ptr(), rows.as_ptr(), k) };
+            store(columns, tile.t0, group, y);
+            group += 1;
+        }
+    }
+}
+
+/// G row groups times N activation rows, float weights.
+///
+/// # Safety
+/// `unit` points to `G * k` units, `x` to N rows of `k` values.
+#[inline(always)]
+unsafe fn float_product<F: Float, const N: usize, const G: usize, const SPECIALS: bool>(
+    unit: *const u8,
+    x: *const f32,
+    k: usize,
+) -> [[v128; N]; G] {
+    let mut y = [[f32x4_splat(0.0); N]; G];
+    for from in (0..k).step_by(BLOCK) {
+        let n = BLOCK.min(k - from);
+        for (g, y) in y.iter_mut().enumerate() {
+            // SAFETY: from + n <= k, inside what the caller promises.
             unsafe {
-                let (unit, x) = (data.as_ptr().add(from * F::BYTES), rows.as_ptr().add(from));
+                let (unit, x) = (unit.add((g * k + from) * F::BYTES), x.add(from));
                 // A constant length is worth a copy of the code.
                 if n == BLOCK {
-                    float_block::<F, N, SPECIALS>(unit, x, k, BLOCK, &mut y);
+                    float_block::<F, N, SPECIALS>(unit, x, k, BLOCK, y);
                 } else {
-                    float_block::<F, N, SPECIALS>(unit, x, k, n, &mut y);
+                    float_block::<F, N, SPECIALS>(unit, x, k, n, y);
                 }
             }
         }
-        store(columns, tile.t0, group, y);
     }
+    y
 }
 
 /// Adds the products of `n` columns to N results. With many rows the sums of a column class are made one after the

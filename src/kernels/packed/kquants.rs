@@ -1,6 +1,7 @@
 //! The types with blocks of 256 columns: Q2_K, Q3_K, Q4_K, Q5_K and Q6_K (layouts of the file's blocks from ggml's
 //! `block_q2_K` and its kin). The quants are regrouped per 32 columns, the block's scale is widened to f32, and the
-//! scales of the sub-blocks stay as small as they are, four sub-blocks in a lane.
+//! scales of the sub-blocks stay as small as they are, four sub-blocks in a lane. A unit begins with its scales, so that
+//! it is read from front to back.
 
 use super::format::*;
 use super::lane::Lane;
@@ -79,68 +80,68 @@ fn file_pairs(block: &[u8], at: usize, s: usize) -> [u32; 8] {
     words_at(block, at + s / 4 * 32, 2 * (s % 4), 0x0303_0303)
 }
 
-// 8 × (pairs 32), scales and minima 64, block scales 16, block minima 16
+// scales and minima 64, block scales 16, block minima 16, 8 × (pairs 32)
 layout!(Q2K, 84, 352, |block, unit, row| {
     for s in 0..8 {
-        put_pairs(unit, 32 * s, row, &file_pairs(block, 16, s), 0);
+        put_pairs(unit, 96 + 32 * s, row, &file_pairs(block, 16, s), 0);
     }
     for i in 0..4 {
-        put(unit, 256 + 16 * i, row, word_at(block, 4 * i));
+        put(unit, 16 * i, row, word_at(block, 4 * i));
     }
-    put(unit, 320, row, f16_at(block, 80).to_bits());
-    put(unit, 336, row, f16_at(block, 82).to_bits());
+    put(unit, 64, row, f16_at(block, 80).to_bits());
+    put(unit, 80, row, f16_at(block, 82).to_bits());
 });
 
-// 8 × (pairs 32, third bits 16), scales 48, block scales 16
+// scales 48, block scales 16, 8 × (pairs 32, third bits 16)
 layout!(Q3K, 110, 448, |block, unit, row| {
     for s in 0..8 {
-        put_pairs(unit, 48 * s, row, &file_pairs(block, 32, s), 0);
-        put_bits(unit, 48 * s + 32, row, &words_at(block, 0, s, 0x0101_0101), 0);
+        put_pairs(unit, 64 + 48 * s, row, &file_pairs(block, 32, s), 0);
+        put_bits(unit, 96 + 48 * s, row, &words_at(block, 0, s, 0x0101_0101), 0);
     }
     let mut scales = [0; 16];
     for (i, scale) in scales.iter_mut().enumerate() {
         let low = block[96 + i % 8] >> (i / 8 * 4) & 15;
         *scale = low | (block[104 + i % 4] >> (i / 4 * 2) & 3) << 4;
     }
-    put_six_bits(unit, 384, row, &scales);
-    put(unit, 432, row, f16_at(block, 108).to_bits());
+    put_six_bits(unit, 0, row, &scales);
+    put(unit, 48, row, f16_at(block, 108).to_bits());
 });
 
-// 8 × (nibbles 64), scales and minima 48, block scales 16, block minima 16
+// scales and minima 48, block scales 16, block minima 16, 8 × (nibbles 64)
 layout!(Q4K, 144, 592, |block, unit, row| {
     for s in 0..8 {
-        put_nibbles(unit, 64 * s, row, &file_nibbles(block, 16, s));
+        put_nibbles(unit, 80 + 64 * s, row, &file_nibbles(block, 16, s));
     }
-    put_six_bits(unit, 512, row, &file_scales_and_minima(&block[4..16]));
-    put(unit, 560, row, f16_at(block, 0).to_bits());
-    put(unit, 576, row, f16_at(block, 2).to_bits());
+    put_six_bits(unit, 0, row, &file_scales_and_minima(&block[4..16]));
+    put(unit, 48, row, f16_at(block, 0).to_bits());
+    put(unit, 64, row, f16_at(block, 2).to_bits());
 });
 
-// 8 × (nibbles 64, fifth bits 16), scales and minima 48, block scales 16, block minima 16
+// scales and minima 48, block scales 16, block minima 16, 8 × (nibbles 64, fifth bits 16)
 layout!(Q5K, 176, 720, |block, unit, row| {
     for s in 0..8 {
-        put_nibbles(unit, 80 * s, row, &file_nibbles(block, 48, s));
-        put_bits(unit, 80 * s + 64, row, &words_at(block, 16, s, 0x0101_0101), 0);
+        put_nibbles(unit, 80 + 80 * s, row, &file_nibbles(block, 48, s));
+        put_bits(unit, 144 + 80 * s, row, &words_at(block, 16, s, 0x0101_0101), 0);
     }
-    put_six_bits(unit, 640, row, &file_scales_and_minima(&block[4..16]));
-    put(unit, 688, row, f16_at(block, 0).to_bits());
-    put(unit, 704, row, f16_at(block, 2).to_bits());
+    put_six_bits(unit, 0, row, &file_scales_and_minima(&block[4..16]));
+    put(unit, 48, row, f16_at(block, 0).to_bits());
+    put(unit, 64, row, f16_at(block, 2).to_bits());
 });
 
-// 8 × (nibbles 64, upper pairs 32), scales 64, block scales 16
+// scales 64, block scales 16, 8 × (nibbles 64, upper pairs 32)
 layout!(Q6K, 210, 848, |block, unit, row| {
     for s in 0..8 {
         // Each half of the block: 64 bytes of nibbles (sub-blocks 0 and 1 low, 2 and 3 high), 32 bytes of pairs.
         let (half, quarter) = (s / 4, s % 4);
         let low = words_at(block, 64 * half + 32 * (quarter % 2), 4 * (quarter / 2), 0x0f0f_0f0f);
         let high = words_at(block, 128 + 32 * half, 2 * quarter, 0x0303_0303);
-        put_nibbles(unit, 96 * s, row, &low);
-        put_pairs(unit, 96 * s + 64, row, &high, 0);
+        put_nibbles(unit, 80 + 96 * s, row, &low);
+        put_pairs(unit, 144 + 96 * s, row, &high, 0);
     }
     for i in 0..4 {
-        put(unit, 768 + 16 * i, row, word_at(block, 192 + 4 * i));
+        put(unit, 16 * i, row, word_at(block, 192 + 4 * i));
     }
-    put(unit, 832, row, f16_at(block, 208).to_bits());
+    put(unit, 64, row, f16_at(block, 208).to_bits());
 });
 
 impl Quant for Q2K {
@@ -151,10 +152,10 @@ impl Quant for Q2K {
     unsafe fn scales<L: Lane>(unit: *const u8, scales: &mut [L::Float; 16], minima: &mut [L::Float; 16]) {
         // SAFETY: inside the unit that the caller promises.
         unsafe {
-            let (d, dmin) = (L::load_f32(unit.add(320)), L::load_f32(unit.add(336)));
+            let (d, dmin) = (L::load_f32(unit.add(64)), L::load_f32(unit.add(80)));
             let low = L::splat(0x0f0f_0f0f);
             for i in 0..4 {
-                let both = L::load(unit.add(256 + 16 * i));
+                let both = L::load(unit.add(16 * i));
                 spread(both.and(low), d, &mut scales[4 * i..4 * i + 4]);
                 spread(both.shr(4).and(low), dmin, &mut minima[4 * i..4 * i + 4]);
             }
@@ -164,7 +165,7 @@ impl Quant for Q2K {
     unsafe fn unpack<L: Lane>(unit: *const u8, block: usize) -> [L; 8] {
         let mut q = [L::splat(0); 8];
         // SAFETY: inside the unit that the caller promises.
-        unsafe { or_pairs(unit.add(32 * block), &mut q, 0) };
+        unsafe { or_pairs(unit.add(96 + 32 * block), &mut q, 0) };
         q
     }
 }
@@ -175,7 +176,7 @@ impl Quant for Q3K {
     #[inline(always)]
     unsafe fn scales<L: Lane>(unit: *const u8, scales: &mut [L::Float; 16], _minima: &mut [L::Float; 16]) {
         // SAFETY: inside the unit that the caller promises.
-        let (d, words) = unsafe { (L::load_f32(unit.add(432)), six_bits::<L>(unit.add(384))) };
+        let (d, words) = unsafe { (L::load_f32(unit.add(48)), six_bits::<L>(unit)) };
         for (i, scale) in scales.iter_mut().enumerate() {
             let six = words[i / 4].shr(8 * (i % 4) as u32).and(L::splat(0xff));
             *scale = L::mul_f32(d, six.sub(L::splat(32)).to_f32());
@@ -186,8 +187,8 @@ impl Quant for Q3K {
         let mut q = [L::splat(0); 8];
         // SAFETY: inside the unit that the caller promises.
         unsafe {
-            or_pairs(unit.add(48 * block), &mut q, 0);
-            or_bits(unit.add(48 * block + 32), &mut q, 2);
+            or_pairs(unit.add(64 + 48 * block), &mut q, 0);
+            or_bits(unit.add(96 + 48 * block), &mut q, 2);
         }
         q
     }
@@ -199,12 +200,12 @@ impl Quant for Q4K {
     #[inline(always)]
     unsafe fn scales<L: Lane>(unit: *const u8, scales: &mut [L::Float; 16], minima: &mut [L::Float; 16]) {
         // SAFETY: inside the unit that the caller promises.
-        unsafe { scales_and_minima::<L>(unit.add(512), scales, minima) }
+        unsafe { scales_and_minima::<L>(unit, scales, minima) }
     }
     #[inline(always)]
     unsafe fn unpack<L: Lane>(unit: *const u8, block: usize) -> [L; 8] {
         // SAFETY: inside the unit that the caller promises.
-        unsafe { nibbles(unit.add(64 * block)) }
+        unsafe { nibbles(unit.add(80 + 64 * block)) }
     }
 }
 
@@ -214,14 +215,14 @@ impl Quant for Q5K {
     #[inline(always)]
     unsafe fn scales<L: Lane>(unit: *const u8, scales: &mut [L::Float; 16], minima: &mut [L::Float; 16]) {
         // SAFETY: inside the unit that the caller promises.
-        unsafe { scales_and_minima::<L>(unit.add(640), scales, minima) }
+        unsafe { scales_and_minima::<L>(unit, scales, minima) }
     }
     #[inline(always)]
     unsafe fn unpack<L: Lane>(unit: *const u8, block: usize) -> [L; 8] {
         // SAFETY: inside the unit that the caller promises.
         unsafe {
-            let mut q = nibbles(unit.add(80 * block));
-            or_bits(unit.add(80 * block + 64), &mut q, 4);
+            let mut q = nibbles(unit.add(80 + 80 * block));
+            or_bits(unit.add(144 + 80 * block), &mut q, 4);
             q
         }
     }
@@ -234,9 +235,9 @@ impl Quant for Q6K {
     unsafe fn scales<L: Lane>(unit: *const u8, scales: &mut [L::Float; 16], _minima: &mut [L::Float; 16]) {
         // SAFETY: inside the unit that the caller promises.
         unsafe {
-            let d = L::load_f32(unit.add(832));
+            let d = L::load_f32(unit.add(64));
             for (i, four) in scales.chunks_exact_mut(4).enumerate() {
-                let word = L::load(unit.add(768 + 16 * i));
+                let word = L::load(unit.add(16 * i));
                 for (scale, left) in four.iter_mut().zip([24, 16, 8, 0]) {
                     *scale = L::mul_f32(d, word.shl(left).shr_signed(24).to_f32());
                 }
@@ -247,8 +248,8 @@ impl Quant for Q6K {
     unsafe fn unpack<L: Lane>(unit: *const u8, block: usize) -> [L; 8] {
         // SAFETY: inside the unit that the caller promises.
         unsafe {
-            let mut q = nibbles(unit.add(96 * block));
-            or_pairs(unit.add(96 * block + 64), &mut q, 4);
+            let mut q = nibbles(unit.add(80 + 96 * block));
+            or_pairs(unit.add(144 + 96 * block), &mut q, 4);
             q
         }
     }
