@@ -39,6 +39,7 @@ pub struct TextSide {
     tokenizer: Option<Tokenizer>,
     template: Option<Template>,
     never: Vec<Range<u32>>,
+    longest_token: usize,
     name: Option<String>,
     file_type: Option<u64>,
 }
@@ -50,10 +51,10 @@ impl TextSide {
         let source = metadata.str("tokenizer.chat_template").map(str::to_string);
         let tokenizer = Tokenizer::from_gguf(metadata)?;
         if let Some(tokenizer) = &tokenizer {
-            if tokenizer.len() > plan.config.vocab_size {
+            if tokenizer.vocab_len() > plan.config.vocab_size {
                 return Err(Error::bad_model(format!(
                     "the tokenizer has {} tokens, the embedding only {} rows",
-                    tokenizer.len(),
+                    tokenizer.vocab_len(),
                     plan.config.vocab_size
                 )));
             }
@@ -63,7 +64,8 @@ impl TextSide {
             _ => None,
         };
         let never = tokenizer.as_ref().map(holes).unwrap_or_default();
-        Ok(Self { tokenizer, template, never, name, file_type: metadata.u64("general.file_type") })
+        let longest_token = tokenizer.as_ref().map_or(0, longest_token);
+        Ok(Self { tokenizer, template, never, longest_token, name, file_type: metadata.u64("general.file_type") })
     }
 }
 
@@ -234,6 +236,18 @@ impl Engine {
         Ok(pieces_to_text(&self.template()?.render(messages, tools.as_ref(), Some(generation), &kwargs)?))
     }
 
+    /// Refuses a text that cannot fit whatever its tokens are, before time is spent on it.
+    fn check_size(&self, bytes: usize) -> Result<()> {
+        let most = self.context_length * self.text.longest_token.max(1);
+        if bytes > most {
+            return Err(Error::context_overflow(format!(
+                "a text of {bytes} bytes; the context of {} tokens holds {most} bytes at the very most",
+                self.context_length
+            )));
+        }
+        Ok(())
+    }
+
     /// Ids of a rendered chat, and whether its answer starts inside `<think>` (`None`: the model has no thoughts).
     fn chat_prompt(
         &self,
@@ -243,6 +257,7 @@ impl Engine {
         kwargs: &Map<String, Value>,
     ) -> Result<(Vec<u32>, Option<bool>)> {
         crate::openai::check_messages(messages)?;
+        self.check_size(text_bytes(messages))?;
         let rendered = self.template()?.render(messages, tools, Some(generation), kwargs)?;
         let tokenizer = self.tokenizer()?;
         let ids = tokenizer.encode_prompt(&rendered)?;
@@ -254,6 +269,7 @@ impl Engine {
     /// Ids of a completion's prompt. Special tokens in it count: completing raw text is how a caller writes a prompt itself.
     fn text_prompt(&self, text: &str) -> Result<Vec<u32>> {
         let tokenizer = self.tokenizer()?;
+        self.check_size(text.len())?;
         Ok(tokenizer.with_bos(tokenizer.encode(text, Special::All)?))
     }
 
@@ -489,6 +505,22 @@ impl LogitsJob {
                 Ok(logits.map(|rows| (first, rows)))
             }
         }
+    }
+}
+
+/// Bytes of the longest token.
+fn longest_token(tokenizer: &Tokenizer) -> usize {
+    let lengths = (0..tokenizer.len() as u32).filter_map(|id| tokenizer.token_bytes(id).map(<[u8]>::len));
+    lengths.max().unwrap_or(0)
+}
+
+/// Bytes of all texts in a JSON value.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(text_bytes).sum(),
+        Value::Object(map) => map.values().map(text_bytes).sum(),
+        _ => 0,
     }
 }
 
