@@ -1,7 +1,6 @@
 // Browsers for the end-to-end tests and the benchmark: a server on a free port, a fresh profile for each browser, and
 // pages that know nothing of the driver. Owns the processes that it starts and ends them by their own handles.
 import { execFileSync } from "node:child_process";
-import { existsSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import os from "node:os";
 import path from "node:path";
@@ -24,9 +23,6 @@ export const full = process.env.QANDLE_FULL === "1";
 
 /** Browsers that tests may ask for; Firefox runs few tests unless `full`. */
 export const browsers = ["chromium", "firefox"];
-
-/** Folder of golden values outside the repository, or null; tests that need it are skipped without it. */
-export const golden = [process.env.QANDLE_GOLDEN, path.join(root, "../shared/golden")].find((folder) => folder && existsSync(folder)) ?? null;
 
 /** The default model's URL path on both sites. */
 export const model05 = "/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf";
@@ -69,8 +65,8 @@ function executable(variable, names) {
 }
 
 /**
- * Serves the package for tests that import it themselves: `/` is an empty page, `/pkg/` the package, `/models/`,
- * `/fixtures/` and `/golden/` the files. Options go to `serve`.
+ * Serves the package for tests that import it themselves: `/` is an empty page, `/pkg/` the package, `/models/` and
+ * `/fixtures/` the files. Options go to `serve`.
  */
 export function packageSite({ mounts = {}, ...options } = {}) {
   return serve({
@@ -79,7 +75,6 @@ export function packageSite({ mounts = {}, ...options } = {}) {
       "/pkg/": path.join(root, "pkg/dist"),
       "/models/": path.join(root, "models"),
       "/fixtures/": path.join(root, "tests/fixtures"),
-      ...(golden === null ? {} : { "/golden/": golden }),
       ...mounts,
     },
     ...options,

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
-import { full, golden, openBrowser, packagePage, packageSite, tiers, unpack } from "./harness.mjs";
+import { full, openBrowser, packagePage, packageSite, tiers, unpack } from "./harness.mjs";
 
 // Widened weights in float32 beside an f16 KV cache: see the tolerances of the golden values.
 const FLOAT_TYPES = new Set(["f32", "f16", "bf16"]);
@@ -20,13 +20,11 @@ function tolerance(file) {
 async function cases() {
   const own = JSON.parse(await readFile(new URL("../fixtures/tiny/cases.json", import.meta.url), "utf8"));
   const list = own.cases.map(({ file, ids, argmax, margin, logits }) => ({ file, url: `/fixtures/tiny/${file}`, sequences: [{ ids, argmax, margin, last: logits.at(-1), greedy: [] }] }));
-  if (golden === null) return list;
-  const shared = JSON.parse(await readFile(`${golden}/dev/tiny_cases.json`, "utf8"));
-  for (const { file, sequences } of Object.values(shared.cases)) {
-    if (!file.endsWith(".gguf") || file.includes("sharded")) continue;
+  const golden = JSON.parse(await readFile(new URL("../fixtures/golden/tiny_cases.json", import.meta.url), "utf8"));
+  for (const { file, sequences } of Object.values(golden.cases)) {
     list.push({
       file,
-      url: `/golden/dev/tiny/${file}`,
+      url: `/fixtures/golden/${file}`,
       sequences: sequences.map((s) => ({ ids: s.ids, argmax: s.argmax, margin: s.margin, last: s.last_logits, greedy: s.greedy, greedyMargin: s.greedy_margin })),
     });
   }
