@@ -11,6 +11,12 @@ const FLOAT = { maxLogit: 0.05, margin: 0.05 };
 const BLOCK_32 = { maxLogit: 0.5, margin: 0.3 };
 const BLOCK_256 = { maxLogit: 0.8, margin: 0.4 };
 
+// The golden models' last vocabulary entries stand for no token; the reference chooses among them, an engine never does.
+const GOLDEN_TOKENS = 498;
+
+// Tokens of the tiny vocabulary: 256 bytes, 220 merges, 22 special ones.
+const REAL_TOKENS = 498;
+
 function tolerance(file) {
   const type = /^tiny-([a-z0-9_]+?)_(?:r1_|h\d+_)?(?:un)?tied/.exec(file)?.[1] ?? "";
   if (FLOAT_TYPES.has(type)) return FLOAT;
@@ -95,7 +101,7 @@ function check(browser, build) {
           const row = all.subarray(t * vocabulary, (t + 1) * vocabulary);
           assert.equal(row.indexOf(Math.max(...row)), want, `${file}: best token at position ${t}`);
         }
-        const until = sequence.greedyMargin?.findIndex((m) => m < margin) ?? -1;
+        const until = sequence.greedy.findIndex((id, step) => sequence.greedyMargin[step] < margin || id >= GOLDEN_TOKENS);
         const sure = until < 0 ? sequence.greedy.length : until;
         assert.deepEqual(found[i].results[j].greedy.slice(0, sure), sequence.greedy.slice(0, sure), `${file}: greedy ids`);
         // The same everywhere: logits bit for bit, and greedy ids beyond where the reference is sure.
