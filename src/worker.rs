@@ -21,6 +21,10 @@ use web_sys::AbortController;
 use web_time::Instant;
 use wire::{EventLoop, Request};
 
+// Exports `initThreadPool`, which the shell awaits before the first request.
+#[cfg(feature = "threads")]
+pub use wasm_bindgen_rayon::init_thread_pool;
+
 /// Everything the worker's shell needs: pass each message to [`QandleWorker::handle`].
 #[wasm_bindgen]
 pub struct QandleWorker(Rc<Inner>);
