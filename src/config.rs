@@ -7,7 +7,6 @@ use crate::kv_cache::KvShape;
 use candle_nn::Activation;
 pub use candle_transformers::models::qwen2::Config;
 
-
 /// No published Qwen2 comes near these; a header that claims more is damaged.
 const MAX_LAYERS: u64 = 512;
 const MAX_WIDTH: u64 = 1 << 18;
@@ -58,15 +57,17 @@ pub fn check_architecture(metadata: &Metadata) -> Result<()> {
 
 fn check(metadata: &Metadata, c: &Config) -> Result<()> {
     let (heads, kv_heads) = (c.num_attention_heads, c.num_key_value_heads);
-    if c.hidden_size % heads != 0 || heads % kv_heads != 0 {
+    if !c.hidden_size.is_multiple_of(heads) || !heads.is_multiple_of(kv_heads) {
         return Err(Error::bad_model(format!(
             "{heads} attention heads must divide the width {} and be a multiple of {kv_heads} key/value heads",
             c.hidden_size
         )));
     }
     let head_dim = c.hidden_size / heads;
-    if head_dim % 4 != 0 {
-        return Err(Error::unsupported_model(format!("heads of {head_dim} values; a multiple of 4 is needed")));
+    if !head_dim.is_multiple_of(4) {
+        return Err(Error::unsupported_model(format!(
+            "heads of {head_dim} values; a multiple of 4 is needed"
+        )));
     }
     for key in ["qwen2.attention.key_length", "qwen2.attention.value_length", "qwen2.rope.dimension_count"] {
         if metadata.get(key).is_some() && metadata.u64(key) != Some(head_dim as u64) {

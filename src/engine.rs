@@ -65,7 +65,14 @@ impl TextSide {
         };
         let never = tokenizer.as_ref().map(holes).unwrap_or_default();
         let longest_token = tokenizer.as_ref().map_or(0, longest_token);
-        Ok(Self { tokenizer, template, never, longest_token, name, file_type: metadata.u64("general.file_type") })
+        Ok(Self {
+            tokenizer,
+            template,
+            never,
+            longest_token,
+            name,
+            file_type: metadata.u64("general.file_type"),
+        })
     }
 }
 
@@ -105,12 +112,20 @@ pub struct Outcome {
 
 impl Engine {
     /// An engine of `model`; `fallback_name` serves where the file has no name.
-    pub fn new(model: Model, plan: Plan, text: TextSide, fallback_name: &str, options: Options) -> Result<Self> {
+    pub fn new(
+        model: Model,
+        plan: Plan,
+        text: TextSide,
+        fallback_name: &str,
+        options: Options,
+    ) -> Result<Self> {
         let most = plan.config.max_position_embeddings;
         let context_length = match options.context_length {
             None => DEFAULT_CONTEXT.min(most),
             Some(n) if (1..=most).contains(&n) => n,
-            Some(n) => return Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}"))),
+            Some(n) => {
+                return Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}")))
+            }
         };
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
         let sessions = Sessions::new(options.limits);
@@ -119,7 +134,8 @@ impl Engine {
 
     /// Bytes of weights, and of the KV cache at the full context.
     pub fn planned_bytes(plan: &Plan, options: &Options) -> u64 {
-        let context = options.context_length.unwrap_or(DEFAULT_CONTEXT).min(plan.config.max_position_embeddings);
+        let context =
+            options.context_length.unwrap_or(DEFAULT_CONTEXT).min(plan.config.max_position_embeddings);
         plan.packed_bytes + kv_shape(&plan.config).bytes(context)
     }
 
@@ -229,7 +245,9 @@ impl Engine {
             None | Some(Value::Null) => true,
             Some(Value::Bool(b)) => b,
             Some(other) => {
-                return Err(Error::invalid_request(format!("addGenerationPrompt must be a boolean, found {other}")))
+                return Err(Error::invalid_request(format!(
+                    "addGenerationPrompt must be a boolean, found {other}"
+                )))
             }
         };
         crate::openai::check_messages(messages)?;
@@ -278,7 +296,9 @@ impl Engine {
         let queue_ms = ms_since(arrived);
         let begun = Instant::now();
         let (prompt, reasoning) = match &body.prompt {
-            Prompt::Chat { messages, tools, kwargs } => self.chat_prompt(messages, tools.as_ref(), true, kwargs)?,
+            Prompt::Chat { messages, tools, kwargs } => {
+                self.chat_prompt(messages, tools.as_ref(), true, kwargs)?
+            }
             Prompt::Text(text) => (self.text_prompt(text)?, None),
             Prompt::Tokens(ids) => (ids.clone(), None),
         };
@@ -290,7 +310,8 @@ impl Engine {
         }
         let tokenize_ms = ms_since(begun);
         let (name, now) = (body.session_id.clone().unwrap_or_default(), now_ms());
-        let session = self.sessions.take(&name, now).unwrap_or_else(|| Session::new(self.model.new_cache(), now));
+        let session =
+            self.sessions.take(&name, now).unwrap_or_else(|| Session::new(self.model.new_cache(), now));
         let request = TurnRequest {
             prompt,
             reasoning,
@@ -301,7 +322,8 @@ impl Engine {
         };
         let turn = match Turn::new(&self.model, self.text.tokenizer.as_ref(), session, request) {
             Ok(turn) => turn,
-            Err((error, session)) => {
+            Err(given_back) => {
+                let (error, session) = *given_back;
                 self.sessions.put(&name, session, now);
                 return Err(error);
             }
@@ -435,7 +457,8 @@ impl Job {
                 chunks.push(self.frame.opening());
             }
             let shown = self.body.return_tokens.then_some(&ids[..]);
-            if finish.is_some() || shown.is_some() || !parts.content.is_empty() || !parts.reasoning.is_empty() {
+            if finish.is_some() || shown.is_some() || !parts.content.is_empty() || !parts.reasoning.is_empty()
+            {
                 chunks.push(self.frame.chunk(&parts.content, &parts.reasoning, shown, finish));
             }
         }
@@ -452,7 +475,8 @@ impl Job {
         self.timings.decode_ms = p.decode_ms;
         self.timings.total_ms = ms_since(self.arrived);
         self.timings.prefill_tokens_per_second = per_second(p.prompt_tokens - p.reused_tokens, p.prefill_ms);
-        self.timings.decode_tokens_per_second = per_second(p.completion_tokens.saturating_sub(1), p.decode_ms);
+        self.timings.decode_tokens_per_second =
+            per_second(p.completion_tokens.saturating_sub(1), p.decode_ms);
     }
 }
 
@@ -527,7 +551,8 @@ fn text_bytes(value: &Value) -> usize {
 /// Ids below the tokenizer's length that stand for nothing.
 fn holes(tokenizer: &Tokenizer) -> Vec<Range<u32>> {
     let mut ranges: Vec<Range<u32>> = Vec::new();
-    for id in (0..tokenizer.len() as u32).filter(|id| tokenizer.token_bytes(*id).is_none_or(<[u8]>::is_empty)) {
+    for id in (0..tokenizer.len() as u32).filter(|id| tokenizer.token_bytes(*id).is_none_or(<[u8]>::is_empty))
+    {
         match ranges.last_mut().filter(|range| range.end == id) {
             Some(range) => range.end = id + 1,
             None => ranges.push(id..id + 1),

@@ -154,18 +154,19 @@ impl Turn {
         tokenizer: Option<&Tokenizer>,
         mut session: Session,
         request: TurnRequest,
-    ) -> std::result::Result<Self, (Error, Session)> {
+    ) -> std::result::Result<Self, Box<(Error, Session)>> {
         let n = request.prompt.len();
         if n == 0 {
-            return Err((Error::invalid_request("the prompt has no tokens"), session));
+            return Err(Box::new((Error::invalid_request("the prompt has no tokens"), session)));
         }
         if let Some(id) = request.prompt.iter().find(|id| **id as usize >= model.config.vocab_size) {
-            let message = format!("token id {id} is not below the vocabulary size {}", model.config.vocab_size);
-            return Err((Error::invalid_request(message), session));
+            let message =
+                format!("token id {id} is not below the vocabulary size {}", model.config.vocab_size);
+            return Err(Box::new((Error::invalid_request(message), session)));
         }
         if n >= request.context_length {
             let message = format!("the prompt has {n} tokens, the context holds {}", request.context_length);
-            return Err((Error::context_overflow(message), session));
+            return Err(Box::new((Error::context_overflow(message), session)));
         }
         let reused_tokens = session.keep_common_prefix(&request.prompt);
         let n_tokens = tokenizer.map_or(model.config.vocab_size, Tokenizer::len);

@@ -154,11 +154,9 @@ impl KvCache {
     /// The room must have been made by [`KvCache::reserve`].
     pub fn write(&mut self, layer: usize, ahead: usize, keys: &[f32], values: &[f32]) -> Result<()> {
         let (position, shape) = (self.len + ahead, self.shape);
-        let page = self
-            .pages
-            .get_mut(position / PAGE)
-            .and_then(Arc::get_mut)
-            .ok_or_else(|| Error::out_of_memory(format!("position {position} was not reserved in the KV cache")))?;
+        let page = self.pages.get_mut(position / PAGE).and_then(Arc::get_mut).ok_or_else(|| {
+            Error::out_of_memory(format!("position {position} was not reserved in the KV cache"))
+        })?;
         let at = position % PAGE;
         let half = shape.half_len();
         let (k, v) = page.data[2 * layer * half..][..2 * half].split_at_mut(half);
@@ -190,7 +188,8 @@ mod tests {
         cache.reserve(tokens).unwrap();
         for layer in 0..2 {
             for t in 0..tokens {
-                let row: Vec<f32> = (0..8).map(|i| (from + t) as f32 + layer as f32 * 0.5 + i as f32 * 64.0).collect();
+                let row: Vec<f32> =
+                    (0..8).map(|i| (from + t) as f32 + layer as f32 * 0.5 + i as f32 * 64.0).collect();
                 cache.write(layer, t, &row, &row).unwrap();
             }
         }

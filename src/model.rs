@@ -163,7 +163,13 @@ pub struct Attention {
 }
 
 impl Attention {
-    fn forward(&self, xs: &Tensor, layer: usize, rope: &Rope, cache: &mut KvCache) -> candle_core::Result<Tensor> {
+    fn forward(
+        &self,
+        xs: &Tensor,
+        layer: usize,
+        rope: &Rope,
+        cache: &mut KvCache,
+    ) -> candle_core::Result<Tensor> {
         let qkv = self.qkv_proj.forward(xs)?; // (T, (H + 2·Hkv)·D)
         let attend = Attend { attention: self, layer, rope, cache: RefCell::new(cache) };
         let ys = qkv.apply_op1_no_bwd(&attend)?; // (T, H·D)
@@ -199,7 +205,13 @@ pub struct Layer {
 }
 
 impl Layer {
-    fn forward(&self, xs: &Tensor, layer: usize, rope: &Rope, cache: &mut KvCache) -> candle_core::Result<Tensor> {
+    fn forward(
+        &self,
+        xs: &Tensor,
+        layer: usize,
+        rope: &Rope,
+        cache: &mut KvCache,
+    ) -> candle_core::Result<Tensor> {
         let ys = self.self_attn.forward(&self.input_layernorm.forward(xs)?, layer, rope, cache)?;
         let xs = (xs + ys)?;
         let ys = self.mlp.forward(&self.post_attention_layernorm.forward(&xs)?)?;
@@ -288,7 +300,9 @@ impl Model {
             return Err(Error::invalid_request("no tokens; at least one is needed"));
         }
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            return Err(Error::invalid_request(format!("token id {id} is not below the vocabulary size {vocab}")));
+            return Err(Error::invalid_request(format!(
+                "token id {id} is not below the vocabulary size {vocab}"
+            )));
         }
         cache.reserve(tokens.len())?;
         let mut xs = vec![0.0; tokens.len() * width];

@@ -100,7 +100,9 @@ impl Body {
         }
         if let Some(cache) = present(map, "cache") {
             if !matches!(cache.as_str(), Some("auto" | "off" | "refresh")) {
-                return Err(Error::invalid_request(format!("cache must be auto, off or refresh, found {cache}")));
+                return Err(Error::invalid_request(format!(
+                    "cache must be auto, off or refresh, found {cache}"
+                )));
             }
         }
         text(map, "model")?;
@@ -136,7 +138,8 @@ pub fn check_messages(messages: &Value) -> Result<()> {
     for (i, message) in list.iter().enumerate() {
         let map = object(message, &format!("messages[{i}]"))?;
         let fields = ["role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"];
-        known(map, &[&fields]).map_err(|e| Error::invalid_request(format!("messages[{i}]: {}", e.message())))?;
+        known(map, &[&fields])
+            .map_err(|e| Error::invalid_request(format!("messages[{i}]: {}", e.message())))?;
         match map.get("role").and_then(Value::as_str) {
             Some(role) if ROLES.contains(&role) => {}
             _ => return Err(Error::invalid_request(format!("messages[{i}].role must be one of {ROLES:?}"))),
@@ -144,10 +147,13 @@ pub fn check_messages(messages: &Value) -> Result<()> {
         match map.get("content") {
             Some(Value::String(_) | Value::Null) => {}
             None if map.contains_key("tool_calls") => {}
-            _ => return Err(Error::invalid_request(format!("messages[{i}].content must be a string or null"))),
+            _ => {
+                return Err(Error::invalid_request(format!("messages[{i}].content must be a string or null")))
+            }
         }
         for field in ["reasoning_content", "tool_call_id", "name"] {
-            text(map, field).map_err(|e| Error::invalid_request(format!("messages[{i}]: {}", e.message())))?;
+            text(map, field)
+                .map_err(|e| Error::invalid_request(format!("messages[{i}]: {}", e.message())))?;
         }
         if present(map, "tool_calls").is_some_and(|calls| !calls.is_array()) {
             return Err(Error::invalid_request(format!("messages[{i}].tool_calls must be an array")));
@@ -171,7 +177,8 @@ fn object<'a>(value: &'a Value, what: &str) -> Result<&'a Map<String, Value>> {
 }
 
 fn known(map: &Map<String, Value>, lists: &[&[&str]]) -> Result<()> {
-    match map.iter().find(|(key, value)| !value.is_null() && !lists.iter().any(|l| l.contains(&key.as_str()))) {
+    match map.iter().find(|(key, value)| !value.is_null() && !lists.iter().any(|l| l.contains(&key.as_str())))
+    {
         Some((key, _)) => Err(Error::invalid_request(format!(
             "field {} is unknown or not available in this version",
             key.escape_debug().take(64).collect::<String>()
@@ -237,7 +244,8 @@ impl Frame {
 
     /// The first chunk of a chat, which names the role.
     pub fn opening(&self) -> Value {
-        let choice = json!({ "index": 0, "delta": { "role": "assistant", "content": "" }, "finish_reason": null });
+        let choice =
+            json!({ "index": 0, "delta": { "role": "assistant", "content": "" }, "finish_reason": null });
         self.wrap(".chunk", json!([choice]))
     }
 
@@ -249,7 +257,14 @@ impl Frame {
     }
 
     /// The whole reply.
-    pub fn reply(&self, text: &str, reasoning: &str, ids: Option<&[u32]>, finish: Finish, p: &Progress) -> Value {
+    pub fn reply(
+        &self,
+        text: &str,
+        reasoning: &str,
+        ids: Option<&[u32]>,
+        finish: Finish,
+        p: &Progress,
+    ) -> Value {
         let mut choice = if self.chat {
             let mut message = json!({ "role": "assistant", "content": text });
             if !reasoning.is_empty() {

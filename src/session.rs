@@ -110,7 +110,9 @@ impl Sessions {
         session.used_at = now;
         self.all.insert(id.to_string(), session);
         self.expire(now);
-        while self.all.len() > 1 && (self.named() > self.limits.max_sessions || self.bytes() > self.limits.kv_bytes) {
+        while self.all.len() > 1
+            && (self.named() > self.limits.max_sessions || self.bytes() > self.limits.kv_bytes)
+        {
             let oldest = self
                 .all
                 .iter()
@@ -133,8 +135,10 @@ impl Sessions {
             return Err(Error::invalid_request("the fork needs a name"));
         }
         self.expire(now);
-        let source =
-            self.all.get(id).ok_or_else(|| Error::invalid_request(format!("session \"{id}\" does not exist")))?;
+        let source = self
+            .all
+            .get(id)
+            .ok_or_else(|| Error::invalid_request(format!("session \"{id}\" does not exist")))?;
         let fork = Session { created_at: now, ..source.clone() };
         self.put(name, fork, now);
         self.get(name, now).ok_or_else(|| Error::invalid_request("no room for another session"))

@@ -36,7 +36,7 @@ pub struct Loader {
 }
 
 enum State {
-    Header(HeaderReader),
+    Header(Box<HeaderReader>),
     Tensors(Box<Tensors>),
     Failed,
 }
@@ -52,7 +52,7 @@ struct Tensors {
 impl Loader {
     /// A loader of a file of `file_bytes`, where the length is known.
     pub fn new(file_bytes: Option<u64>) -> Self {
-        Self { state: State::Header(HeaderReader::new(file_bytes)), position: 0 }
+        Self { state: State::Header(Box::new(HeaderReader::new(file_bytes))), position: 0 }
     }
 
     /// Takes the next bytes of the file.
@@ -199,11 +199,14 @@ fn plan(metadata: &Metadata, tensors: Vec<TensorInfo>) -> Result<Plan> {
     let config = config::from_gguf(metadata, dims(embedding).0, tied)?;
     let expected = expected(&config);
     for (name, shape) in &expected {
-        let info = by_name
-            .get(name.as_str())
-            .ok_or_else(|| Error::bad_model(format!("tensor {name} is missing (expected shape {shape:?})")))?;
+        let info = by_name.get(name.as_str()).ok_or_else(|| {
+            Error::bad_model(format!("tensor {name} is missing (expected shape {shape:?})"))
+        })?;
         if info.shape != *shape {
-            return Err(Error::bad_model(format!("tensor {name} has shape {:?}, expected {shape:?}", info.shape)));
+            return Err(Error::bad_model(format!(
+                "tensor {name} has shape {:?}, expected {shape:?}",
+                info.shape
+            )));
         }
     }
     if by_name.len() != expected.len() {
@@ -230,7 +233,8 @@ fn plan(metadata: &Metadata, tensors: Vec<TensorInfo>) -> Result<Plan> {
             "the weights need {packed_bytes} bytes of memory, at most {MEMORY_LIMIT} can be had; take a smaller model or quantization"
         )));
     }
-    let quantization = by_type.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("F32", |(n, _)| n);
+    let quantization =
+        by_type.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("F32", |(n, _)| n);
     Ok(Plan {
         tensor_bytes: tensors.iter().map(|t| t.bytes).sum(),
         end: tensors.iter().map(|t| t.offset + t.bytes).max().unwrap_or(0),
@@ -249,10 +253,8 @@ const OUTPUT_NORM: &str = "output_norm.weight";
 fn expected(c: &Config) -> Vec<(String, Vec<usize>)> {
     let (width, inner) = (c.hidden_size, c.intermediate_size);
     let (q, kv) = (c.num_attention_heads * head_dim(c), c.num_key_value_heads * head_dim(c));
-    let mut list = vec![
-        (TOKEN_EMBD.to_string(), vec![c.vocab_size, width]),
-        (OUTPUT_NORM.to_string(), vec![width]),
-    ];
+    let mut list =
+        vec![(TOKEN_EMBD.to_string(), vec![c.vocab_size, width]), (OUTPUT_NORM.to_string(), vec![width])];
     if !c.tie_word_embeddings {
         list.push((OUTPUT.to_string(), vec![c.vocab_size, width]));
     }
@@ -286,7 +288,8 @@ impl Assembly<'_> {
     fn model(mut self) -> Result<Model> {
         let config = self.config.clone();
         let embed_tokens = Arc::new(self.matrix(TOKEN_EMBD)?);
-        let head = if config.tie_word_embeddings { embed_tokens.clone() } else { Arc::new(self.matrix(OUTPUT)?) };
+        let head =
+            if config.tie_word_embeddings { embed_tokens.clone() } else { Arc::new(self.matrix(OUTPUT)?) };
         let layers = (0..config.num_hidden_layers).map(|i| self.layer(i)).collect::<Result<_>>()?;
         Ok(Model {
             norm: self.norm(OUTPUT_NORM)?,
@@ -305,7 +308,11 @@ impl Assembly<'_> {
             self_attn: Attention {
                 qkv_proj: Linear::new(
                     "qkv_proj",
-                    vec![self.biased(&name("attn_q"))?, self.biased(&name("attn_k"))?, self.biased(&name("attn_v"))?],
+                    vec![
+                        self.biased(&name("attn_q"))?,
+                        self.biased(&name("attn_k"))?,
+                        self.biased(&name("attn_v"))?,
+                    ],
                 ),
                 o_proj: Linear::new("o_proj", vec![self.plain(&name("attn_output.weight"))?]),
                 num_heads: self.config.num_attention_heads,

@@ -62,7 +62,11 @@ impl QandleWorker {
     /// `post(message, transfer)` sends to the page; `threads` is the size of the started pool; a panic on any thread is
     /// announced on the `BroadcastChannel` named `death_channel`, as the engine's own thread may be blocked by then.
     #[wasm_bindgen(constructor)]
-    pub fn new(post: Function, threads: usize, death_channel: Option<String>) -> std::result::Result<QandleWorker, JsValue> {
+    pub fn new(
+        post: Function,
+        threads: usize,
+        death_channel: Option<String>,
+    ) -> std::result::Result<QandleWorker, JsValue> {
         wire::announce_panics(death_channel);
         Ok(QandleWorker(Rc::new(Inner {
             post,
@@ -136,7 +140,8 @@ impl Inner {
     async fn run(&self, request: &Request, arrived: Instant) -> Result<JsValue> {
         let cancelled = Rc::new(Cell::new(false));
         let abort = AbortController::new().map_err(|_| Error::network("AbortController is missing"))?;
-        *self.running.borrow_mut() = Some(Running { id: request.id, cancelled: cancelled.clone(), abort: abort.clone() });
+        *self.running.borrow_mut() =
+            Some(Running { id: request.id, cancelled: cancelled.clone(), abort: abort.clone() });
         match request.method.as_str() {
             "load" => self.load(request, &abort).await,
             "logits" => self.logits(request, &cancelled).await,
@@ -152,7 +157,8 @@ impl Inner {
         }
         let params = request.json()?;
         let word = |key: &str| params[key].as_str().map(str::to_string);
-        let string = |key: &str| word(key).ok_or_else(|| Error::invalid_request(format!("{key} must be a string")));
+        let string =
+            |key: &str| word(key).ok_or_else(|| Error::invalid_request(format!("{key} must be a string")));
         self.with(|engine| match request.method.as_str() {
             "tokenize" => {
                 let ids = engine.tokenize(&string("text")?, params["special"] == true)?;
@@ -188,13 +194,21 @@ impl Inner {
                 engine.sessions().clear();
                 Ok(JsValue::NULL)
             }
-            "responses.stats" => Ok(wire::to_js(&json!({ "hits": 0, "misses": 0, "entries": 0, "bytes": 0 }))),
+            "responses.stats" => {
+                Ok(wire::to_js(&json!({ "hits": 0, "misses": 0, "entries": 0, "bytes": 0 })))
+            }
             "responses.clear" => Ok(JsValue::NULL),
             other => Err(Error::invalid_request(format!("{other} is not available in this version"))),
         })
     }
 
-    async fn generate(&self, request: &Request, chat: bool, arrived: Instant, cancelled: &Cell<bool>) -> Result<JsValue> {
+    async fn generate(
+        &self,
+        request: &Request,
+        chat: bool,
+        arrived: Instant,
+        cancelled: &Cell<bool>,
+    ) -> Result<JsValue> {
         let mut params = request.json()?;
         let mut body = params["body"].take();
         if let Some(ids) = request.prompt_ids() {
@@ -277,13 +291,19 @@ impl Inner {
     fn settle(&self, id: u32, result: Result<JsValue>) {
         let memory = match &*self.state.borrow() {
             State::Ready(engine) => engine.memory(wire::wasm_bytes()),
-            _ => json!({ "wasmBytes": wire::wasm_bytes(), "weightsBytes": 0, "kvBytes": 0, "responseBytes": 0, "tokenizerBytes": 0 }),
+            _ => {
+                json!({ "wasmBytes": wire::wasm_bytes(), "weightsBytes": 0, "kvBytes": 0, "responseBytes": 0, "tokenizerBytes": 0 })
+            }
         };
         match result {
             Ok(value) => self.send(json!({ "type": "done", "id": id, "memory": memory }), "result", value),
             Err(error) => {
                 let error = json!({ "code": error.code(), "message": error.message() });
-                self.send(json!({ "type": "error", "id": id, "memory": memory }), "error", wire::to_js(&error));
+                self.send(
+                    json!({ "type": "error", "id": id, "memory": memory }),
+                    "error",
+                    wire::to_js(&error),
+                );
             }
         }
     }
@@ -300,5 +320,8 @@ impl Inner {
 
 /// Ids out of a JSON array or any array-like of numbers.
 fn ids_of(value: &Value) -> Result<Vec<u32>> {
-    value.as_array().map(|ids| token_ids(ids)).unwrap_or_else(|| Err(Error::invalid_request("ids must be an array")))
+    value
+        .as_array()
+        .map(|ids| token_ids(ids))
+        .unwrap_or_else(|| Err(Error::invalid_request("ids must be an array")))
 }

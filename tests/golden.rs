@@ -1,6 +1,8 @@
 //! The decoder against independent references: tiny random models of every type, and the real models where
 //! `./build.sh model` has fetched them. References come from float64 / transformers float32 passes (fixtures/README.md).
 
+#![allow(clippy::unwrap_used)] // a test may end in a panic
+
 use qandle::kv_cache::KvCache;
 use qandle::model::{Model, Want};
 use qandle::weights::{load_bytes, Loader};
@@ -49,7 +51,9 @@ fn tiny_bounds(name: &str) -> Bounds {
         n if n.starts_with("f32") || n.starts_with("f16") => {
             Bounds { max_abs: 0.05, kl: 1e-4, margin: 0.05, least_equal: 23 }
         }
-        n if n.contains("_k_") || n.contains("km_") => Bounds { max_abs: 0.8, kl: 0.03, margin: 0.4, least_equal: 20 },
+        n if n.contains("_k_") || n.contains("km_") => {
+            Bounds { max_abs: 0.8, kl: 0.03, margin: 0.4, least_equal: 20 }
+        }
         _ => Bounds { max_abs: 0.5, kl: 0.012, margin: 0.3, least_equal: 21 },
     }
 }
@@ -58,7 +62,8 @@ fn tiny_bounds(name: &str) -> Bounds {
 fn tiny_models_of_every_type_stay_within_the_reference_tolerances() {
     let all = json("tiny_cases.json");
     for (name, case) in all["cases"].as_object().unwrap() {
-        let (model, _, plan) = load_bytes(&fs::read(fixture(case["file"].as_str().unwrap())).unwrap()).unwrap();
+        let (model, _, plan) =
+            load_bytes(&fs::read(fixture(case["file"].as_str().unwrap())).unwrap()).unwrap();
         let bounds = tiny_bounds(name);
         for sequence in case["sequences"].as_array().unwrap() {
             let tokens = ids(&sequence["ids"]);
@@ -70,7 +75,11 @@ fn tiny_models_of_every_type_stay_within_the_reference_tolerances() {
                 let row = &logits[t * v..][..v];
                 let same = argmax(row) == want[t] as usize;
                 equal += usize::from(same);
-                assert!(same || margin[t] < bounds.margin, "{name}: position {t} lost a margin of {}", margin[t]);
+                assert!(
+                    same || margin[t] < bounds.margin,
+                    "{name}: position {t} lost a margin of {}",
+                    margin[t]
+                );
                 let (top, values) = (ids(&sequence["top5"][t]), floats(&sequence["top5_logits"][t]));
                 for (id, value) in top.iter().zip(values) {
                     let off = (row[*id as usize] as f64 - value).abs();
@@ -227,7 +236,9 @@ fn check_invariance(model: &Model, tokens: &[u32], rounds: u32) {
 
 #[test]
 fn slices_cuts_forks_and_threads_give_the_same_bits_on_tiny_models() {
-    for file in ["tiny-f32_tied.gguf", "tiny-q4km_h256_untied.gguf", "tiny-q5_0_untied.gguf", "tiny-q2_k_tied.gguf"] {
+    for file in
+        ["tiny-f32_tied.gguf", "tiny-q4km_h256_untied.gguf", "tiny-q5_0_untied.gguf", "tiny-q2_k_tied.gguf"]
+    {
         let (model, _, plan) = load_bytes(&fs::read(fixture(file)).unwrap()).unwrap();
         let tokens: Vec<u32> = (0..150).map(|i| (i * 7919 + 13) % plan.config.vocab_size as u32).collect();
         check_invariance(&model, &tokens, 6);

@@ -88,12 +88,12 @@ impl Attention {
 /// Scratch of one task: the widened page and each row's running maximum, sum and weighted values.
 struct Work {
     d: usize,
-    keys: Vec<f32>,    // (D, 64)
-    values: Vec<f32>,  // (64, D)
+    keys: Vec<f32>,   // (D, 64)
+    values: Vec<f32>, // (64, D)
     weights: [f32; PAGE],
-    max: Vec<f32>,     // (rows)
-    sum: Vec<f32>,     // (rows)
-    acc: Vec<f32>,     // (rows, D)
+    max: Vec<f32>, // (rows)
+    sum: Vec<f32>, // (rows)
+    acc: Vec<f32>, // (rows, D)
 }
 
 impl Work {
@@ -227,7 +227,9 @@ mod tests {
     #[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
     #[cfg_attr(not(target_arch = "wasm32"), test)]
     fn matches_a_naive_softmax_and_is_the_same_bits_query_by_query() {
-        for (heads, kv_heads, d, positions) in [(6, 2, 8, 131), (4, 4, 12, 64), (14, 2, 64, 65), (2, 1, 20, 1)] {
+        for (heads, kv_heads, d, positions) in
+            [(6, 2, 8, 131), (4, 4, 12, 64), (14, 2, 64, 65), (2, 1, 20, 1)]
+        {
             let shape = KvShape { layers: 1, kv_heads, head_dim: d };
             let cache = filled(shape, positions, d);
             let width = heads * d;
@@ -236,10 +238,21 @@ mod tests {
             Attention { heads, layer: 0, start: 0 }.run(&q, width, &cache, &mut out);
             for t in 0..positions {
                 let mut one = vec![0.0; width];
-                Attention { heads, layer: 0, start: t }.run(&q[t * width..][..width], width, &cache, &mut one);
+                Attention { heads, layer: 0, start: t }.run(
+                    &q[t * width..][..width],
+                    width,
+                    &cache,
+                    &mut one,
+                );
                 assert_eq!(one, &out[t * width..][..width], "position {t} alone differs from the whole");
                 for h in 0..heads {
-                    check_naive(&cache, &q[t * width + h * d..][..d], h / (heads / kv_heads), t, &one[h * d..][..d]);
+                    check_naive(
+                        &cache,
+                        &q[t * width + h * d..][..d],
+                        h / (heads / kv_heads),
+                        t,
+                        &one[h * d..][..d],
+                    );
                 }
             }
         }
@@ -256,11 +269,14 @@ mod tests {
             .collect();
         let top = scores.iter().cloned().fold(f64::MIN, f64::max);
         let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
-        for c in 0..d {
+        for (c, got) in got.iter().enumerate() {
             let want: f64 = (0..=t)
-                .map(|p| (scores[p] - top).exp() / sum * read(cache.pages()[p / PAGE].values(0, kv_head)[p % PAGE * d + c]))
+                .map(|p| {
+                    (scores[p] - top).exp() / sum
+                        * read(cache.pages()[p / PAGE].values(0, kv_head)[p % PAGE * d + c])
+                })
                 .sum();
-            assert!((got[c] as f64 - want).abs() < 1e-5, "{} is not {want}", got[c]);
+            assert!((*got as f64 - want).abs() < 1e-5, "{got} is not {want}");
         }
     }
 

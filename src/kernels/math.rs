@@ -12,7 +12,8 @@ pub use scalar::F32x4;
 const F16_MAX: f32 = 65504.0;
 
 // The twin that is not built still has to stay compilable, so both keep the same list of functions.
-#[allow(dead_code)]
+// Plain methods: chains of them read in the order in which they run.
+#[allow(dead_code, clippy::should_implement_trait)]
 mod scalar {
     /// Four f32 lanes (scalar reference).
     #[derive(Clone, Copy, Debug)]
@@ -92,6 +93,7 @@ mod scalar {
 }
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[allow(clippy::should_implement_trait)]
 mod simd {
     use core::arch::wasm32::*;
 

@@ -5,8 +5,8 @@ use js_sys::{Reflect, Uint8Array};
 use wasm_bindgen::{JsCast, JsValue};
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{
-    AbortController, Blob, ReadableStream, ReadableStreamDefaultReader, Request, RequestCache, RequestInit, Response,
-    WorkerGlobalScope,
+    AbortController, Blob, ReadableStream, ReadableStreamDefaultReader, Request, RequestCache, RequestInit,
+    Response, WorkerGlobalScope,
 };
 
 /// Where a file is read from.
@@ -83,8 +83,9 @@ async fn fetch(url: &str, abort: &AbortController) -> Result<Response> {
     // The browser's HTTP cache would only hold a second copy, and Firefox aborts large bodies in it.
     init.set_cache(RequestCache::NoStore);
     init.set_signal(Some(&abort.signal()));
-    let request = Request::new_with_str_and_init(url, &init)
-        .map_err(|e| Error::invalid_request(format!("{url} is no URL that can be fetched: {}", describe(&e))))?;
+    let request = Request::new_with_str_and_init(url, &init).map_err(|e| {
+        Error::invalid_request(format!("{url} is no URL that can be fetched: {}", describe(&e)))
+    })?;
     let scope: WorkerGlobalScope = js_sys::global().unchecked_into();
     let response = JsFuture::from(scope.fetch_with_request(&request)).await.map_err(|e| failure(&e, url))?;
     response.dyn_into().map_err(|_| Error::network(format!("{url}: fetch gave no response")))
@@ -101,10 +102,8 @@ fn content_length(response: &Response) -> Option<u64> {
 
 impl Body {
     fn new(stream: ReadableStream, total: Option<u64>) -> Result<Self> {
-        let reader = stream
-            .get_reader()
-            .dyn_into()
-            .map_err(|_| Error::network("the body's stream cannot be read"))?;
+        let reader =
+            stream.get_reader().dyn_into().map_err(|_| Error::network("the body's stream cannot be read"))?;
         Ok(Self { reader, total })
     }
 
@@ -129,7 +128,9 @@ fn failure(error: &JsValue, what: &str) -> Error {
     let name = Reflect::get(error, &"name".into()).ok().and_then(|n| n.as_string()).unwrap_or_default();
     match name.as_str() {
         "AbortError" => Error::aborted("the load was cancelled"),
-        "NotReadableError" | "NotFoundError" => Error::network(format!("the file can no longer be read: {}", describe(error))),
+        "NotReadableError" | "NotFoundError" => {
+            Error::network(format!("the file can no longer be read: {}", describe(error)))
+        }
         _ => Error::network(format!("{what}: {}", describe(error))),
     }
 }

@@ -34,10 +34,14 @@ impl Inner {
                 .map_err(|e| Error::invalid_request(format!("options: {e}")))?,
         };
         if let Some(kv) = all["options"]["kv"].as_str().filter(|kv| *kv != "f16") {
-            return Err(Error::invalid_request(format!("kv \"{kv}\" is not available in this version, only \"f16\"")));
+            return Err(Error::invalid_request(format!(
+                "kv \"{kv}\" is not available in this version, only \"f16\""
+            )));
         }
         if all["source"]["sha256"].is_string() {
-            return Err(Error::invalid_request("sha256 is not available in this version: weights are not verified by hash yet"));
+            return Err(Error::invalid_request(
+                "sha256 is not available in this version: weights are not verified by hash yet",
+            ));
         }
         let mut report = Report::new(self, request.id, source.kind());
         report.send("plan", 0, None, 0.0);
@@ -101,14 +105,15 @@ impl Inner {
             }
         }
         if let Some(total) = body.total.filter(|total| loader.position() < *total) {
-            return Err(Error::network(format!("the body ended after {} of {total} bytes", loader.position())));
+            return Err(Error::network(format!(
+                "the body ended after {} of {total} bytes",
+                loader.position()
+            )));
         }
         match text {
             Some(text) => Ok((loader, text)),
             // The header is not whole: finish says what is wrong.
-            None => loader.finish().and_then(|_| {
-                Err(Error::bad_model("the file ends in its header"))
-            }),
+            None => loader.finish().and_then(|_| Err(Error::bad_model("the file ends in its header"))),
         }
     }
 }

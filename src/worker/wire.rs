@@ -40,8 +40,10 @@ impl Request {
     /// The parameters as JSON. By way of JSON text: its parser bounds the depth, and lone surrogates become U+FFFD.
     pub fn json(&self) -> Result<Value> {
         let refuse = |why: String| Error::invalid_request(format!("the request is no JSON: {why}"));
-        let finite = Closure::<dyn Fn(JsValue, JsValue) -> std::result::Result<JsValue, JsValue>>::new(finite);
-        let text = JSON::stringify_with_replacer(&self.params, finite.as_ref()).map_err(|e| refuse(describe(&e)))?;
+        let finite =
+            Closure::<dyn Fn(JsValue, JsValue) -> std::result::Result<JsValue, JsValue>>::new(finite);
+        let text =
+            JSON::stringify_with_replacer(&self.params, finite.as_ref()).map_err(|e| refuse(describe(&e)))?;
         serde_json::from_str(&well_formed(String::from(text))).map_err(|e| refuse(e.to_string()))
     }
 
@@ -85,7 +87,9 @@ fn well_formed(json: String) -> String {
         out.push_str(&rest[..at]);
         let surrogate = rest[at..].get(..6).is_some_and(|e| {
             let e = e.as_bytes();
-            e[1] == b'u' && matches!(e[2], b'd' | b'D') && matches!(e[3], b'8'..=b'9' | b'a'..=b'f' | b'A'..=b'F')
+            e[1] == b'u'
+                && matches!(e[2], b'd' | b'D')
+                && matches!(e[3], b'8'..=b'9' | b'a'..=b'f' | b'A'..=b'F')
         });
         let len = if surrogate { 6 } else { 2 };
         out.push_str(if surrogate { "\\ufffd" } else { &rest[at..at + len] });
@@ -175,11 +179,11 @@ pub fn announce_panics(channel: Option<String>) {
     std::panic::set_hook(Box::new(|info| {
         let message = info.to_string();
         web_sys::console::error_1(&message.as_str().into());
-        if let Some(channel) = DEATH_CHANNEL.get().and_then(|name| web_sys::BroadcastChannel::new(name).ok()) {
+        if let Some(channel) = DEATH_CHANNEL.get().and_then(|name| web_sys::BroadcastChannel::new(name).ok())
+        {
             let fatal = to_js(&serde_json::json!({ "type": "fatal", "message": message }));
             // Nobody is left to be told of a failure here; the page's lock still ends the wait.
             let _ = channel.post_message(&fatal);
         }
     }));
 }
-
