@@ -1,5 +1,6 @@
 // A small static server for the page, the package and the models: Range, ETag, MIME types, COOP/COEP. By itself:
-//   node serve.mjs [--port 8080] [--host 127.0.0.1] [--open-policy] [--mount /url/=folder ...]
+//   node serve.mjs [--port 8080] [--host 127.0.0.1] [--open-policy] [--probe] [--mount /url/=folder ...]
+// (--probe only says whether the port is free)
 // or `await serve({ mounts, port })` from tests and the benchmark.
 import { createReadStream } from "node:fs";
 import { stat } from "node:fs/promises";
@@ -133,6 +134,10 @@ if (process.argv[1] !== undefined && import.meta.url === pathToFileURL(process.a
     mounts[prefix] = folder;
   });
   try {
+    if (process.argv.includes("--probe")) {
+      await (await serve({ port })).close();
+      process.exit(0);
+    }
     const { url } = await serve({ mounts, port, host: value("--host", "127.0.0.1"), isolated: !process.argv.includes("--open-policy") });
     console.log(`\nThe page is at ${url}/ (Ctrl-C ends it)`);
   } catch (error) {
