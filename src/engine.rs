@@ -22,7 +22,7 @@ use web_time::{Instant, SystemTime, UNIX_EPOCH};
 /// Prompt and answer together where the caller names no length.
 const DEFAULT_CONTEXT: usize = 4096;
 /// Tokens of a `logits` slice: each row is V floats.
-const LOGITS_SLICE: usize = 16;
+const LOGITS_SLICE: usize = 8;
 
 /// Options of a load that concern the engine.
 #[derive(Debug, Clone, Default, Deserialize)]
