@@ -33,16 +33,7 @@ impl Inner {
             Some(options) => serde_json::from_value(options.clone())
                 .map_err(|e| Error::invalid_request(format!("options: {e}")))?,
         };
-        if let Some(kv) = all["options"]["kv"].as_str().filter(|kv| *kv != "f16") {
-            return Err(Error::invalid_request(format!(
-                "kv \"{kv}\" is not available in this version, only \"f16\""
-            )));
-        }
-        if all["source"]["sha256"].is_string() {
-            return Err(Error::invalid_request(
-                "sha256 is not available in this version: weights are not verified by hash yet",
-            ));
-        }
+        refuse_unavailable(&all)?;
         let mut report = Report::new(self, request.id, source.kind());
         report.send("plan", 0, None, 0.0);
         let mut body = source.open(abort).await?;
@@ -131,6 +122,27 @@ fn text_side(loader: &mut Loader, options: &Options) -> Result<Option<TextSide>>
     match loader.metadata() {
         Some(metadata) => TextSide::from_gguf(metadata, &plan).map(Some),
         None => Ok(None),
+    }
+}
+
+/// Options of the public contract that this version cannot honour are refused, not ignored.
+fn refuse_unavailable(params: &Value) -> Result<()> {
+    let options = &params["options"];
+    let asked = [
+        ("kv", options["kv"].as_str().filter(|kv| *kv != "f16").is_some(), "keys and values are kept as f16"),
+        (
+            "cache",
+            matches!(options["cache"].as_str(), Some("cache-api" | "indexeddb")),
+            "weights are not kept between visits",
+        ),
+        ("fastImage", options["fastImage"] == true, "weights are not kept between visits"),
+        ("sha256", params["source"]["sha256"].is_string(), "weights are not verified by hash"),
+    ];
+    match asked.into_iter().find(|(_, asked, _)| *asked) {
+        Some((name, _, why)) => {
+            Err(Error::invalid_request(format!("{name} is not available in this version: {why}")))
+        }
+        None => Ok(()),
     }
 }
 
