@@ -108,7 +108,8 @@ fn bf16_q3_k_and_iq4_nl_agree_with_our_float64_reference() {
             0.5
         };
         let (model, _, plan) = load_bytes(&fs::read(fixture("tiny").join(file)).unwrap()).unwrap();
-        let ids: Vec<u32> = case["ids"].as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
+        let ids: Vec<u32> =
+            case["ids"].as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
         let got = model.forward(&ids, &mut model.new_cache(), Want::All).unwrap();
         let rows = case["logits"].as_array().unwrap();
         assert_eq!(got.len(), rows.len() * plan.config.vocab_size);
