@@ -41,7 +41,7 @@ build_page() {
 
 # build_all TIER...: wasm of these tiers, and all that stands on it.
 build_all() {
-  choose_toolchain
+  prepare_wasm
   local tier
   for tier in "$@" page; do build_wasm "$tier"; done
   build_package
@@ -81,58 +81,64 @@ PY
   node tests/tools/model.mjs keep "$key"
 }
 
-command=${1:-help}
-shift || true
-only='' port=8080 full='' quick='' json='' workload=''
-args=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    --only) only=${2:?--only needs a tier}; shift ;;
-    --only=*) only=${1#*=} ;;
-    --publish) profile=dist ;;
-    --port) port=${2:?--port needs a number}; shift ;;
-    --port=*) port=${1#*=} ;;
-    --full) full=yes ;;
-    --quick) quick=yes ;;
-    --workload) workload=yes ;;
-    --json) json=${2:?--json needs a file}; shift ;;
-    --json=*) json=${1#*=} ;;
-    -h | --help) usage; exit 0 ;;
-    -*) usage >&2; die "unknown option $1" ;;
-    *) args+=("$1") ;;
-  esac
-  shift
-done
-began=$(now_ms)
-mkdir -p "$build"
-if [[ " build serve test bench model " == *" $command "* ]]; then
-  exec 9>"$build/lock"
-  flock -n 9 || { say "another build.sh works in this folder: waiting for it"; flock 9; }
-fi
+# In a function, so that bash has read it whole: this file may change while it runs.
+main() {
+  command=${1:-help}
+  shift || true
+  only='' port=8080 full='' quick='' json='' workload=''
+  args=()
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --only) only=${2:?--only needs a tier}; shift ;;
+      --only=*) only=${1#*=} ;;
+      --publish) profile=dist ;;
+      --port) port=${2:?--port needs a number}; shift ;;
+      --port=*) port=${1#*=} ;;
+      --full) full=yes ;;
+      --quick) quick=yes ;;
+      --workload) workload=yes ;;
+      --json) json=${2:?--json needs a file}; shift ;;
+      --json=*) json=${1#*=} ;;
+      -h | --help) usage; exit 0 ;;
+      -*) usage >&2; die "unknown option $1" ;;
+      *) args+=("$1") ;;
+    esac
+    shift
+  done
+  began=$(now_ms)
+  mkdir -p "$build"
+  [ "$command" = help ] || command -v node >/dev/null || die "Node.js 20 or newer with npm is needed: install it, then run this again"
+  if [[ " build serve test bench model " == *" $command "* ]]; then
+    exec 9>"$build/lock"
+    flock -n 9 || { say "another build.sh works in this folder: waiting for it"; flock 9; }
+  fi
 
-case $command in
-  build)
-    if [ -n "$only" ]; then
-      [[ " ${all_tiers[*]} page " == *" $only "* ]] || die "no tier '$only'; there are ${all_tiers[*]}"
-      choose_toolchain
-      build_wasm "$only"
-      build_package
-    else
-      build_all "${all_tiers[@]}"
-    fi
-    ;;
-  serve)
-    node tests/tools/serve.mjs --port "$port" --probe
-    build_all relaxed_threads simd128
-    need_model 0.5b
-    say "ready after $(seconds $(($(now_ms) - began)))"
-    exec 9>&-
-    exec node tests/tools/serve.mjs --port "$port"
-    ;;
-  test) run_tests ;;
-  bench) run_bench ;;
-  model) need_model "${args[0]:-0.5b}" ;;
-  help | -h | --help) usage; exit 0 ;;
-  *) usage >&2; die "unknown command $command" ;;
-esac
-say "$command: done in $(seconds $(($(now_ms) - began)))"
+  case $command in
+    build)
+      if [ -n "$only" ]; then
+        [[ " ${all_tiers[*]} page " == *" $only "* ]] || die "no tier '$only'; there are ${all_tiers[*]}"
+        prepare_wasm
+        build_wasm "$only"
+        build_package
+      else
+        build_all "${all_tiers[@]}"
+      fi
+      ;;
+    serve)
+      node tests/tools/serve.mjs --port "$port" --probe
+      build_all relaxed_threads simd128
+      need_model 0.5b
+      say "ready after $(seconds $(($(now_ms) - began)))"
+      exec 9>&-
+      exec node tests/tools/serve.mjs --port "$port"
+      ;;
+    test) run_tests ;;
+    bench) run_bench ;;
+    model) need_model "${args[0]:-0.5b}" ;;
+    help | -h | --help) usage; exit 0 ;;
+    *) usage >&2; die "unknown command $command" ;;
+  esac
+  say "$command: done in $(seconds $(($(now_ms) - began)))"
+}
+main "$@"
+exit

@@ -79,7 +79,6 @@ other_route() {
 }
 
 run_tests() {
-  command -v node >/dev/null || die "Node.js 20 or newer is needed: install it, then run this again"
   choose_toolchain
   need_chromium
   need_firefox
@@ -120,7 +119,6 @@ package_checks() {
 }
 
 run_bench() {
-  choose_toolchain
   need_chromium
   need_model 0.5b
   build_all "${all_tiers[@]}"

@@ -20,10 +20,15 @@ install_bindgen() {
 
 source_hash() { hash_of "$toolchain_id" "$profile" "$@" -- src Cargo.toml Cargo.lock tests/tools/toolchain.sh tests/tools/wasm.sh tests/tools/glue.mjs tests/package-lock.json; }
 
-build_wasm() {
-  local tier=$1
+# What every tier needs, once a run.
+prepare_wasm() {
+  choose_toolchain
   need_bindgen
   need_npm tests
+}
+
+build_wasm() {
+  local tier=$1
   stamped "wasm-$tier" "$(source_hash "$tier")" "$wasm_dir/qandle_$tier.wasm" "wasm $tier ($profile)" compile_wasm "$tier"
   print_size "$tier"
 }
