@@ -259,3 +259,36 @@ for (const threads of [1, 2]) {
     await page.close();
   });
 }
+
+test("a worker that traps rejects what is pending within a second, and a new load works", async () => {
+  const page = await packagePage(browser, site);
+  const found = await page.run(async (url) => {
+    // The package's own worker, with a wasm `unreachable` that runs in it a while after a message of the test's own.
+    const trap = `
+      import "${location.origin}/pkg/worker.js";
+      const module = new Uint8Array([0,97,115,109,1,0,0,0,1,4,1,96,0,0,3,2,1,0,7,5,1,1,102,0,0,10,5,1,3,0,0,11]);
+      const { f } = new WebAssembly.Instance(new WebAssembly.Module(module)).exports;
+      addEventListener("message", ({ data }) => { if (data === "trap") setTimeout(f, 0); });`;
+    const Real = window.Worker;
+    let worker;
+    window.Worker = function () {
+      worker = new Real(URL.createObjectURL(new Blob([trap], { type: "text/javascript" })), { type: "module" });
+      return worker;
+    };
+    const engine = await window.qandle.load(url, { threads: 1 });
+    window.Worker = Real;
+    const pending = [1, 2].map(() => engine.completions.create({ prompt: [1, 2, 3], max_tokens: 400, temperature: 0 }).then(() => "done", (error) => error.code));
+    worker.postMessage("trap");
+    const begun = performance.now();
+    const codes = await Promise.all(pending);
+    const ms = performance.now() - begun;
+    const again = await window.qandle.load(url, { threads: 1 });
+    const reply = await again.completions.create({ prompt: [1, 2], max_tokens: 2, temperature: 0, return_tokens: true });
+    await again.close();
+    return { codes, ms, tokens: reply.choices[0].token_ids.length };
+  }, tiny);
+  assert.deepEqual(found.codes, ["worker_died", "worker_died"]);
+  assert.ok(found.ms <= DEATH_MS, `pending work was told after ${found.ms} ms`);
+  assert.equal(found.tokens, 2);
+  await page.close();
+});
