@@ -71,10 +71,11 @@ fn a_file_that_ends_early_names_the_tensor_that_is_not_whole() {
     }
 }
 
-/// Replaces one occurrence of a name by another of the same length.
+/// Replaces a whole name (its length stands before it) by another of the same length.
 fn renamed(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
     assert_eq!(from.len(), to.len());
-    let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+    let whole = [&(from.len() as u64).to_le_bytes(), from.as_bytes()].concat();
+    let at = bytes.windows(whole.len()).position(|w| w == whole).unwrap() + 8;
     let mut out = bytes.to_vec();
     out[at..at + to.len()].copy_from_slice(to.as_bytes());
     out
