@@ -27,7 +27,7 @@ pub(super) fn environment<'e>(marks: &Table, budget: &Budget, steps: u64, now: i
         methods::call(&own, state, value, method, args)
     });
     operators::register(&mut env, budget);
-    add_tests(&mut env);
+    add_tests(&mut env, budget);
     add_filters(&mut env, budget);
     add_functions(&mut env, budget, now);
     let (own, marks) = (budget.clone(), marks.clone());
@@ -38,7 +38,12 @@ pub(super) fn environment<'e>(marks: &Table, budget: &Budget, steps: u64, now: i
 fn add_functions(env: &mut Environment, budget: &Budget, now: i64) {
     env.add_function("raise_exception", |message: Value| Err::<Value, _>(invalid(to_str(&message, 4096)?)));
     env.add_function("strftime_now", move |format: &str| clock::strftime(now, format));
-    env.add_function("namespace", functions::namespace);
+    let own = budget.clone();
+    let namespace = Value::from_function(functions::namespace);
+    env.add_function("namespace", move |state: &State, args: Rest<Value>| {
+        own.take_namespace(&args)?;
+        namespace.call(state, &args)
+    });
     let own = budget.clone();
     env.add_function("range", move |args: Rest<Value>| operators::range(&own, &args));
     let own = budget.clone();
@@ -49,19 +54,38 @@ fn add_functions(env: &mut Environment, budget: &Budget, now: i64) {
     });
 }
 
-fn add_tests(env: &mut Environment) {
+fn add_tests(env: &mut Environment, budget: &Budget) {
     macro_rules! tests {
         ($($name:literal $function:ident),* $(,)?) => { $( env.add_test($name, minijinja::tests::$function); )* };
+    }
+    /// Tests that look at more than a value's type.
+    macro_rules! comparisons {
+        ($($name:literal $function:ident),* $(,)?) => { $(
+            let (own, test) = (budget.clone(), Value::from_function(minijinja::tests::$function));
+            env.add_test($name, move |state: &State, args: Rest<Value>| {
+                match &args[..] {
+                    [a, b] => operators::compared(&own, a, b)?,
+                    args => args.iter().try_for_each(|arg| own.read_text(arg))?,
+                }
+                Ok::<_, Error>(test.call(state, &args)?.is_true())
+            });
+        )* };
     }
     tests!(
         "defined" is_defined, "undefined" is_undefined, "none" is_none, "boolean" is_boolean, "odd" is_odd, "even" is_even,
         "divisibleby" is_divisibleby, "number" is_number, "integer" is_integer, "float" is_float, "string" is_string,
-        "sequence" is_sequence, "iterable" is_iterable, "mapping" is_mapping, "lower" is_lower, "upper" is_upper,
-        "sameas" is_sameas, "eq" is_eq, "equalto" is_eq, "==" is_eq, "ne" is_ne, "!=" is_ne, "lt" is_lt, "lessthan" is_lt,
-        "<" is_lt, "le" is_le, "<=" is_le, "gt" is_gt, "greaterthan" is_gt, ">" is_gt, "ge" is_ge, ">=" is_ge, "in" is_in,
-        "true" is_true, "false" is_false, "filter" is_filter, "test" is_test, "startingwith" is_startingwith,
-        "endingwith" is_endingwith,
+        "sequence" is_sequence, "iterable" is_iterable, "mapping" is_mapping, "sameas" is_sameas, "true" is_true,
+        "false" is_false, "filter" is_filter, "test" is_test,
     );
+    comparisons!(
+        "lower" is_lower, "upper" is_upper, "eq" is_eq, "equalto" is_eq, "==" is_eq, "ne" is_ne, "!=" is_ne, "lt" is_lt,
+        "lessthan" is_lt, "<" is_lt, "le" is_le, "<=" is_le, "gt" is_gt, "greaterthan" is_gt, ">" is_gt, "ge" is_ge,
+        ">=" is_ge, "startingwith" is_startingwith, "endingwith" is_endingwith,
+    );
+    let own = budget.clone();
+    env.add_test("in", move |state: &State, item: Value, all: Value| {
+        operators::contains(&own, state, &item, &all)
+    });
     env.add_test("callable", |value: &Value| {
         value.as_object().is_some() && matches!(value.kind(), ValueKind::Plain)
     });
@@ -72,7 +96,12 @@ fn add_filters(env: &mut Environment, budget: &Budget) {
     macro_rules! filters {
         ($($name:literal $function:ident),* $(,)?) => { $(
             let (own, filter) = (budget.clone(), Value::from_function(filters::$function));
-            env.add_filter($name, move |state: &State, args: Rest<Value>| own.take_value(filter.call(state, &args)?));
+            let orders = matches!($name, "dictsort" | "min" | "max" | "sort" | "groupby" | "unique");
+            env.add_filter($name, move |state: &State, args: Rest<Value>| {
+                let read = if orders { Budget::read } else { Budget::read_text };
+                args.iter().try_for_each(|arg| read(&own, arg))?;
+                own.take_value(filter.call(state, &args)?)
+            });
         )* };
     }
     filters!(
@@ -82,9 +111,13 @@ fn add_filters(env: &mut Environment, budget: &Budget) {
         "sort" sort, "list" list, "bool" bool, "sum" sum, "select" select, "reject" reject, "selectattr" selectattr,
         "rejectattr" rejectattr, "map" map, "groupby" groupby, "unique" unique,
     );
-    env.add_filter("length", |value: Value| match value.kind() {
-        ValueKind::Undefined => Ok(0),
-        kind => value.len().ok_or_else(|| invalid(format!("a value of type {kind} has no length"))),
+    let own = budget.clone();
+    env.add_filter("length", move |value: Value| {
+        own.read_text(&value)?;
+        match value.kind() {
+            ValueKind::Undefined => Ok(0),
+            kind => value.len().ok_or_else(|| invalid(format!("a value of type {kind} has no length"))),
+        }
     });
     let own = budget.clone();
     env.add_filter("string", move |value: Value| {

@@ -19,8 +19,17 @@ pub(super) const MAX_RECURSION: usize = 64;
 const MAX_CONSTANT_BYTES: u64 = 1 << 20;
 /// Bytes that all values made by one rendering may have, beside a multiple of its input.
 const VALUE_BYTES: usize = 32 << 20;
+/// Bytes that comparisons and searches of one rendering may look at, beside a multiple of its input.
+const READ_BYTES: usize = 1 << 30;
+/// Namespaces of one rendering. They alone can be put into each other without bound, and freeing such a chain takes stack.
+const MAX_NAMESPACES: usize = 1000;
 /// Instructions of one rendering, beside a multiple of its input.
 const STEPS: u64 = 400_000;
+/// Operators, brackets and keywords in one tag: the parser and the compiler go one call deeper for most of them, and a stack
+/// that overflows is no error that could be caught. Real templates have a few dozen.
+const MAX_OPERATORS: usize = 256;
+/// `elif` in one template, of which each may be nested in the one before it, for the same reason.
+const MAX_ELIFS: usize = 256;
 /// Nodes in a list or map that a template builds.
 const MAX_NODES: usize = 100_000;
 /// Raw text longer than this costs more than one step each time.
@@ -31,27 +40,55 @@ pub(super) fn white_space() -> WhitespaceConfig {
     WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true }
 }
 
-/// What is left of the bytes that a rendering may make. Freed bytes do not come back.
+/// What is left of the bytes that a rendering may make (freed ones do not come back), of those it may look at, and of its
+/// namespaces.
 #[derive(Debug, Clone)]
-pub(super) struct Budget(Arc<AtomicUsize>);
+pub(super) struct Budget(Arc<Left>);
+
+#[derive(Debug)]
+struct Left {
+    made: AtomicUsize,
+    read: AtomicUsize,
+    namespaces: AtomicUsize,
+}
 
 impl Budget {
     pub(super) fn new(input_bytes: usize) -> Budget {
-        Budget(Arc::new(AtomicUsize::new(VALUE_BYTES.saturating_add(input_bytes.saturating_mul(64)))))
+        Budget(Arc::new(Left {
+            made: AtomicUsize::new(VALUE_BYTES.saturating_add(input_bytes.saturating_mul(64))),
+            read: AtomicUsize::new(READ_BYTES.saturating_add(input_bytes.saturating_mul(1024))),
+            namespaces: AtomicUsize::new(MAX_NAMESPACES),
+        }))
     }
 
     pub(super) fn left(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.0.made.load(Ordering::Relaxed)
     }
 
     /// Takes bytes off the budget, before they are made where that can be known.
     pub(super) fn take(&self, bytes: usize) -> Result<(), Error> {
-        match self.left().checked_sub(bytes) {
-            Some(left) => {
-                self.0.store(left, Ordering::Relaxed);
-                Ok(())
-            }
-            None => Err(invalid("the template makes more text than it may")),
+        spend(&self.0.made, bytes, "the template makes more text than it may")
+    }
+
+    /// Takes a namespace and what it begins with.
+    pub(super) fn take_namespace(&self, values: &[Value]) -> Result<(), Error> {
+        spend(&self.0.namespaces, 1, "the template makes more namespaces than it may")?;
+        self.take_nodes(values)
+    }
+
+    /// Takes what looking at all of a value costs, and refuses one that contains itself.
+    pub(super) fn read(&self, value: &Value) -> Result<(), Error> {
+        let mut size = Size::default();
+        size.add(value, 0)?;
+        let bytes = size.text.saturating_add(size.nodes * size_of::<Value>());
+        spend(&self.0.read, bytes, "the template compares and searches more than it may")
+    }
+
+    /// As [`Budget::read`], for text alone: other values are looked at from outside.
+    pub(super) fn read_text(&self, value: &Value) -> Result<(), Error> {
+        match value.as_str() {
+            Some(_) => self.read(value),
+            None => Ok(()),
         }
     }
 
@@ -68,28 +105,44 @@ impl Budget {
 
     /// Takes the nodes of a list or map that a template builds, and refuses deep and huge ones: lists in lists double at each step.
     pub(super) fn take_nodes(&self, items: &[Value]) -> Result<(), Error> {
-        let mut nodes = 0;
+        let mut size = Size::default();
         for item in items {
-            count(item, 0, &mut nodes)?;
+            size.add(item, 0)?;
         }
-        self.take(nodes * size_of::<Value>())
+        self.take(size.nodes * size_of::<Value>())
     }
 }
 
-fn count(value: &Value, depth: usize, nodes: &mut usize) -> Result<(), Error> {
-    *nodes += 1;
-    if *nodes > MAX_NODES || depth > MAX_DEPTH {
-        return Err(invalid(format!(
-            "a list of more than {MAX_NODES} values or nested more than {MAX_DEPTH} deep"
-        )));
-    }
-    if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
-        let map = value.kind() == ValueKind::Map;
-        for item in value.try_iter()? {
-            count(&if map { value.get_item(&item)? } else { item }, depth + 1, nodes)?;
-        }
-    }
+fn spend(left: &AtomicUsize, amount: usize, why: &str) -> Result<(), Error> {
+    let now = left.load(Ordering::Relaxed).checked_sub(amount).ok_or_else(|| invalid(why))?;
+    left.store(now, Ordering::Relaxed);
     Ok(())
+}
+
+/// The values in a value, itself counted, and the bytes of the texts among them.
+#[derive(Default)]
+struct Size {
+    nodes: usize,
+    text: usize,
+}
+
+impl Size {
+    fn add(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES || depth > MAX_DEPTH {
+            return Err(invalid(format!(
+                "a list of more than {MAX_NODES} values or nested more than {MAX_DEPTH} deep"
+            )));
+        }
+        self.text = self.text.saturating_add(value.as_str().map_or(0, str::len));
+        if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+            let map = value.kind() == ValueKind::Map;
+            for item in value.try_iter()? {
+                self.add(&if map { value.get_item(&item)? } else { item }, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Checks a source before it is compiled, and gives the steps that rendering it may take on top of `input_nodes`.
@@ -102,9 +155,13 @@ pub(super) fn steps(source: &str, input_nodes: usize) -> Result<u64, Error> {
     }
     let mut longest_raw = 0;
     let mut constants = 0;
+    let mut elifs = 0;
     let mut tag = Tag::default();
     for token in tokenize(source, false, SyntaxConfig, white_space()) {
-        match token?.0 {
+        let token = token?.0;
+        tag.operators += usize::from(deepens(&token));
+        elifs += usize::from(matches!(token, Token::Ident("elif")));
+        match token {
             Token::TemplateData(text) => longest_raw = longest_raw.max(text.len()),
             Token::VariableStart | Token::BlockStart => tag = Tag::default(),
             Token::VariableEnd | Token::BlockEnd => constants += tag.folded_bytes(),
@@ -117,6 +174,11 @@ pub(super) fn steps(source: &str, input_nodes: usize) -> Result<u64, Error> {
             Token::Pow => tag.products += 64,
             _ => {}
         }
+        if tag.operators > MAX_OPERATORS || elifs > MAX_ELIFS {
+            return Err(invalid(format!(
+                "a tag of more than {MAX_OPERATORS} operators or more than {MAX_ELIFS} elif in the template"
+            )));
+        }
         if constants > MAX_CONSTANT_BYTES {
             return Err(invalid(format!(
                 "constants of the template multiply to more than {MAX_CONSTANT_BYTES} bytes"
@@ -127,9 +189,21 @@ pub(super) fn steps(source: &str, input_nodes: usize) -> Result<u64, Error> {
     Ok(steps / (1 + (longest_raw / RAW_BYTES_PER_STEP) as u64))
 }
 
-/// What the compiler may fold in one tag: it evaluates operators between constants, so `"a" * 99999999` costs 100 MB.
+/// Whether a token can make an expression one level deeper.
+fn deepens(token: &Token) -> bool {
+    match token {
+        Token::Ident(word) => matches!(*word, "and" | "or" | "not" | "if" | "else" | "is" | "in"),
+        Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => false,
+        Token::Comma | Token::Colon | Token::Assign | Token::TemplateData(_) => false,
+        Token::BracketClose | Token::ParenClose | Token::BraceClose => false,
+        _ => true,
+    }
+}
+
+/// What the compiler may do in one tag: it evaluates operators between constants, so `"a" * 99999999` costs 100 MB.
 #[derive(Debug, Default)]
 struct Tag {
+    operators: usize,
     text: u64,
     numbers: u64,
     products: u32,
@@ -145,7 +219,7 @@ impl Tag {
     }
 }
 
-/// Puts our own functions in the place of the operators that can make big values; they take the same operands.
+/// Puts our own functions in the place of the operators that can make big values or look at much; they take the same operands.
 pub(super) fn guard(code: &mut Instructions) {
     for at in 0..code.len() as u32 {
         let Some(instruction) = code.get_mut(at) else { continue };
@@ -156,6 +230,14 @@ pub(super) fn guard(code: &mut Instructions) {
             Instruction::Slice => ("[:]", 4),
             Instruction::BuildList(Some(n)) => ("[]", *n),
             Instruction::BuildMap(n) => ("{}", *n * 2),
+            Instruction::GetItem => ("[.]", 2),
+            Instruction::In => ("in", 2),
+            Instruction::Eq => ("==", 2),
+            Instruction::Ne => ("!=", 2),
+            Instruction::Lt => ("<", 2),
+            Instruction::Lte => ("<=", 2),
+            Instruction::Gt => (">", 2),
+            Instruction::Gte => (">=", 2),
             _ => continue,
         };
         if let Ok(operands) = u16::try_from(operands) {

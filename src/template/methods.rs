@@ -16,6 +16,12 @@ pub(super) fn call(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    // `count` of a list compares; other methods of lists and maps look up.
+    match method {
+        "count" => budget.read(value)?,
+        _ => budget.read_text(value)?,
+    }
+    args.iter().try_for_each(|arg| budget.read(arg))?;
     let result = match value.as_str() {
         Some(text) => match string_method(budget, text, method, args) {
             Err(e) if e.kind() == ErrorKind::UnknownMethod && method != "format" && method != "count" => {

@@ -1,8 +1,8 @@
-//! Python's `+`, `*`, `~`, slices and literals, for the operators that [`super::limits::guard`] exchanged: each takes what it makes
-//! off the budget first.
+//! Python's operators and literals, for those that [`super::limits::guard`] exchanged: each takes what it makes or looks at off
+//! the budget first.
 
 use minijinja::value::{from_args, ValueKind};
-use minijinja::{Environment, Error, Value};
+use minijinja::{tests, Environment, Error, ErrorKind, State, Value};
 
 use super::limits::Budget;
 use super::python::{invalid, to_str};
@@ -20,6 +20,17 @@ pub(super) fn register(env: &mut Environment, budget: &Budget) {
         slice(&own, &v, [start, stop, step])
     });
     let own = budget.clone();
+    env.add_function("[.]", move |value: Value, key: Value| item(&own, &value, &key));
+    let own = budget.clone();
+    env.add_function("in", move |state: &State, item: Value, all: Value| contains(&own, state, &item, &all));
+    for (name, compare) in COMPARISONS {
+        let own = budget.clone();
+        env.add_function(name, move |a: Value, b: Value| {
+            compared(&own, &a, &b)?;
+            Ok::<_, Error>(compare(&a, &b))
+        });
+    }
+    let own = budget.clone();
     env.add_function("[]", move |items: minijinja::value::Rest<Value>| {
         own.take_nodes(&items)?;
         Ok::<_, Error>(Value::from(items.0))
@@ -31,6 +42,49 @@ pub(super) fn register(env: &mut Environment, budget: &Budget) {
             items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect::<Value>(),
         )
     });
+}
+
+type Compare = fn(&Value, &Value) -> bool;
+
+const COMPARISONS: [(&str, Compare); 6] = [
+    ("==", |a, b| a == b),
+    ("!=", |a, b| a != b),
+    ("<", |a, b| a < b),
+    ("<=", |a, b| a <= b),
+    (">", |a, b| a > b),
+    (">=", |a, b| a >= b),
+];
+
+/// Takes what comparing two values costs: nothing where their types differ.
+pub(super) fn compared(budget: &Budget, a: &Value, b: &Value) -> Result<(), Error> {
+    match (a.as_str(), b.as_str()) {
+        (Some(left), Some(right)) => budget.read_text(if left.len() < right.len() { a } else { b }),
+        _ if a.as_object().is_some() && b.as_object().is_some() => {
+            budget.read(a)?;
+            budget.read(b)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `item in all`
+pub(super) fn contains(budget: &Budget, state: &State, item: &Value, all: &Value) -> Result<bool, Error> {
+    budget.read(item)?;
+    match all.kind() {
+        ValueKind::Undefined | ValueKind::Map => {}
+        ValueKind::String | ValueKind::Seq | ValueKind::Iterable => budget.read(all)?,
+        kind => return Err(invalid(format!("a value of type {kind} contains nothing"))),
+    }
+    tests::is_in(state, item, all)
+}
+
+/// `value[key]`
+fn item(budget: &Budget, value: &Value, key: &Value) -> Result<Value, Error> {
+    if value.is_undefined() {
+        return Err(Error::from(ErrorKind::UndefinedError));
+    }
+    budget.read(key)?;
+    value.get_item(key)
 }
 
 fn is_list(value: &Value) -> bool {

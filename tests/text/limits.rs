@@ -81,3 +81,140 @@ fn deep_json_of_a_request_is_an_error_and_no_crash() {
     let error = template.render(&deep, None, None, &Map::new()).expect_err("too deep");
     assert_eq!(error.code(), "template_error");
 }
+
+#[test]
+fn templates_that_look_at_much_for_hours_end_in_an_error() {
+    let long = "{% set n = 8000000 %}{% set s = 'a' * n %}{% set t = 'a' * n %}{% set l = [s] * 1000 %}";
+    let looked = [
+        "s == t",
+        "s <= t",
+        "'b' in s",
+        "s ~ 'b' in l",
+        "s is eq t",
+        "s is in l",
+        "s | length",
+        "s.count('b')",
+        "s.find('b')",
+        "s.isalpha()",
+        "s.startswith(t)",
+        "l | unique | length",
+        "l | sort | length",
+        "l | max | length",
+        "l.count(t)",
+        "s | int(0)",
+        "[t] | select('eq', s) | list | length",
+        "[t] | select('in', [s]) | list | length",
+    ];
+    for expression in looked {
+        let source =
+            format!("{long}{{% for i in range(9999) %}}{{% if {expression} %}}{{% endif %}}{{% endfor %}}");
+        let started = Instant::now();
+        let rendered = Template::for_tokenizer(&source, qwen())
+            .and_then(|template| template.render(&json!([]), None, None, &Map::new()));
+        assert_eq!(rendered.expect_err(expression).code(), "template_error", "{expression}");
+        assert!(started.elapsed() < TIME, "{expression}: {:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn namespaces_in_each_other_do_not_overflow_the_stack() {
+    let ring = "{% set a = namespace() %}{% set b = namespace() %}{% set a.x = b %}{% set b.x = a %}";
+    let used = [
+        "a == b",
+        "a < b",
+        "a in [b]",
+        "a in {'x': 1}",
+        "{'x': 1}[a]",
+        "{'x': 1}.get(a)",
+        "[a, b] | sort",
+        "[a, b] | unique | list",
+        "[a] | min",
+        "a ~ ''",
+        "a | string",
+        "a | tojson",
+        "a is eq b",
+        "a is in [b]",
+        "[a, b] | groupby('x')",
+        "[b].count(a)",
+        "'x'.find(a)",
+        "dict(a)",
+        "namespace(a)",
+        "namespace(x=a)",
+        "{a: 1}",
+        "[a]",
+        "'a' in a.x.x.x or a == b",
+    ];
+    for expression in used {
+        let error = render_on_small_stack(format!("{ring}{{{{ {expression} }}}}")).err();
+        assert!(error.is_none_or(|e| e.code() == "template_error"), "{expression}");
+    }
+    // Chains, which are freed link by link.
+    let inner = "{% set n = namespace() %}{% set n.x = top.x %}{% set top.x = n %}";
+    for count in [900, 9000] {
+        let source =
+            format!("{{% set top = namespace() %}}{{% for i in range({count}) %}}{inner}{{% endfor %}}");
+        let rendered = render_on_small_stack(source);
+        assert_eq!(rendered.is_ok(), count < 1000, "{rendered:?}");
+    }
+}
+
+/// Half of what a worker's thread has in the browsers.
+const STACK_BYTES: usize = 512 << 10;
+
+/// Renders on a thread with little stack.
+fn render_on_small_stack(source: String) -> Result<String, qandle::Error> {
+    let render = move || {
+        let template = Template::for_tokenizer(&source, qwen())?;
+        Ok(pieces_to_text(&template.render(&json!([]), None, None, &Map::new())?))
+    };
+    std::thread::Builder::new().stack_size(STACK_BYTES).spawn(render).unwrap().join().unwrap()
+}
+
+/// Everything that makes a tree deeper without a bracket that minijinja counts: `(before, repeated, after)`.
+const DEEPER: [(&str, &str, &str); 22] = [
+    ("{{ a", " + a", " }}"),
+    ("{{ a", " - a", " }}"),
+    ("{{ a", " * a", " }}"),
+    ("{{ a", " / a", " }}"),
+    ("{{ a", " // a", " }}"),
+    ("{{ a", " % a", " }}"),
+    ("{{ a", " ** a", " }}"),
+    ("{{ a", " ~ a", " }}"),
+    ("{{ a", " and a", " }}"),
+    ("{{ a", " or a", " }}"),
+    ("{{ a", " == a", " }}"),
+    ("{{ a", " in a", " }}"),
+    ("{{ a", " if a else a", " }}"),
+    ("{{ a", " is string", " }}"),
+    ("{{ a", " | trim", " }}"),
+    ("{{ a", ".a", " }}"),
+    ("{{ a", "[0]", " }}"),
+    ("{{ a", "()", " }}"),
+    ("{{ ", "not ", "a }}"),
+    ("{{ ", "- ", "a }}"),
+    ("{% set ", "(", "a"),
+    ("{% if a %}", "{% elif a %}", "{% endif %}"),
+];
+
+#[test]
+fn deep_templates_are_refused_before_they_overflow_the_stack() {
+    for (before, repeated, after) in DEEPER {
+        let source = format!("{before}{}{after}", repeated.repeat(200_000 / repeated.len()));
+        let error = render_on_small_stack(source).expect_err(repeated);
+        assert_eq!(error.code(), "template_error", "{repeated}: {error}");
+    }
+}
+
+#[test]
+fn templates_as_deep_as_any_in_use_are_rendered() {
+    for (before, repeated, after) in [
+        ("{% set a = '.' %}{{ a", " ~ a", " }}"),
+        ("{% set a = '.' %}{{ a", " | trim", " }}"),
+        ("{% set a = '.' %}{{ '.' if ", "not ", "a else a }}"),
+        ("{{ '.'", " if a else '.'", " }}"),
+        ("{% if a %}", "{% elif a %}", "{% else %}.{% endif %}"),
+    ] {
+        let rendered = render_on_small_stack(format!("{before}{}{after}", repeated.repeat(100)));
+        assert!(rendered.as_ref().is_ok_and(|text| text.starts_with('.')), "{repeated}: {rendered:?}");
+    }
+}
