@@ -131,14 +131,14 @@ impl KvCache {
         self.pages.truncate(self.len.div_ceil(PAGE));
     }
 
-    /// Makes room for `tokens` more positions: new pages, and an own copy of a shared last page. Fails without change
+    /// Makes room for `tokens` more positions: new pages, and own copies of those that are shared. Fails without change
     /// to the committed positions.
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         if tokens == 0 {
             return Ok(());
         }
-        let first = self.len / PAGE;
-        if let Some(page) = self.pages.get_mut(first) {
+        // A pass that was given up may have left pages behind the last committed position.
+        for page in self.pages.iter_mut().skip(self.len / PAGE) {
             if Arc::get_mut(page).is_none() {
                 *page = Arc::new(page.copy()?);
             }
@@ -239,5 +239,18 @@ mod tests {
         append(&mut a, 10, 1);
         assert_eq!(value(&a, 10), 10.0);
         assert!(a.write(0, 500, &[0.0; 8], &[0.0; 8]).is_err());
+    }
+
+    #[test]
+    fn a_fork_after_a_pass_that_was_given_up_leaves_both_sides_writable() {
+        let mut a = KvCache::new(SHAPE);
+        append(&mut a, 0, 60);
+        a.reserve(130).unwrap();
+        let mut b = a.fork();
+        append(&mut a, 500, 130);
+        append(&mut b, 1000, 130);
+        for position in [60, 100, 189] {
+            assert_eq!(value(&b, position) - value(&a, position), 500.0);
+        }
     }
 }

@@ -5,7 +5,7 @@
 use crate::error::{Error, Result};
 use crate::kv_cache::KvCache;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Bounds of what is kept in memory.
 #[derive(Debug, Clone, Deserialize)]
@@ -81,17 +81,19 @@ pub struct SessionInfo {
     pub used_at: f64,
 }
 
-/// All sessions in memory. A request without a session id uses the one named `""`, which is not listed.
+/// All sessions in memory. A request without a session id uses the one named `""`, which is not listed. Nor is one that a
+/// turn has taken out; deleting it makes that what the turn gives back is dropped.
 #[derive(Debug, Default)]
 pub struct Sessions {
     all: HashMap<String, Session>,
+    taken: HashSet<String>,
     limits: Limits,
 }
 
 impl Sessions {
     /// No sessions yet.
     pub fn new(limits: Limits) -> Self {
-        Self { all: HashMap::new(), limits }
+        Self { all: HashMap::new(), taken: HashSet::new(), limits }
     }
 
     /// The bounds in force.
@@ -99,14 +101,23 @@ impl Sessions {
         &self.limits
     }
 
-    /// Takes a session out for a turn; it must be given back with [`Sessions::put`].
+    /// Takes a session out for a turn, `None` where there is none yet; the turn's must be given back with [`Sessions::put`].
     pub fn take(&mut self, id: &str, now: f64) -> Option<Session> {
         self.expire(now);
+        self.taken.insert(id.to_string());
         self.all.remove(id)
     }
 
-    /// Puts a session (back) and evicts others where a bound is passed.
-    pub fn put(&mut self, id: &str, mut session: Session, now: f64) {
+    /// Gives back what a turn took out, unless it was deleted or replaced meanwhile.
+    pub fn put(&mut self, id: &str, session: Session, now: f64) {
+        if self.taken.contains(id) {
+            self.insert(id, session, now);
+        }
+    }
+
+    /// Sets a session and evicts others where a bound is passed.
+    fn insert(&mut self, id: &str, mut session: Session, now: f64) {
+        self.taken.remove(id);
         session.used_at = now;
         self.all.insert(id.to_string(), session);
         self.expire(now);
@@ -129,18 +140,23 @@ impl Sessions {
     /// A second session with the same tokens; pages are shared until one side writes.
     ///
     /// # Errors
-    /// `invalid_request` when `id` does not exist or `name` is empty.
+    /// `invalid_request` when `id` does not exist or is in a turn, or when `name` is empty.
     pub fn fork(&mut self, id: &str, name: &str, now: f64) -> Result<SessionInfo> {
         if name.is_empty() {
             return Err(Error::invalid_request("the fork needs a name"));
         }
         self.expire(now);
+        if self.taken.contains(id) {
+            return Err(Error::invalid_request(format!(
+                "session \"{id}\" is in use by a request; fork it when that has ended"
+            )));
+        }
         let source = self
             .all
             .get(id)
             .ok_or_else(|| Error::invalid_request(format!("session \"{id}\" does not exist")))?;
         let fork = Session { created_at: now, ..source.clone() };
-        self.put(name, fork, now);
+        self.insert(name, fork, now);
         self.get(name, now).ok_or_else(|| Error::invalid_request("no room for another session"))
     }
 
@@ -161,12 +177,24 @@ impl Sessions {
 
     /// Drops one session; unknown ids are fine.
     pub fn delete(&mut self, id: &str) {
+        self.taken.remove(id);
         self.all.remove(id);
     }
 
     /// Drops all sessions.
     pub fn clear(&mut self) {
+        self.taken.clear();
         self.all.clear();
+    }
+
+    /// Number of sessions, the nameless one counted.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
     }
 
     /// Bytes of all pages; a shared page counts for each session that holds it.
@@ -219,9 +247,9 @@ mod tests {
     #[test]
     fn the_least_recently_used_goes_when_a_bound_is_passed() {
         let mut all = Sessions::new(Limits { max_sessions: 2, ..Default::default() });
-        all.put("", session(&[1], 0.0), 0.0);
+        all.insert("", session(&[1], 0.0), 0.0);
         for (i, id) in ["a", "b", "c"].into_iter().enumerate() {
-            all.put(id, session(&[1, 2], 0.0), 1.0 + i as f64);
+            all.insert(id, session(&[1, 2], 0.0), 1.0 + i as f64);
         }
         let ids: Vec<_> = all.list(4.0).into_iter().map(|s| s.id).collect();
         assert_eq!(ids, ["c", "b"]);
@@ -232,9 +260,34 @@ mod tests {
     #[test]
     fn a_fork_needs_a_source_and_a_name() {
         let mut all = Sessions::new(Limits::default());
-        all.put("a", session(&[1, 2], 0.0), 0.0);
+        all.insert("a", session(&[1, 2], 0.0), 0.0);
         assert_eq!(all.fork("a", "b", 1.0).unwrap().tokens, 2);
         assert_eq!(all.fork("x", "y", 1.0).unwrap_err().code(), "invalid_request");
         assert_eq!(all.fork("a", "", 1.0).unwrap_err().code(), "invalid_request");
+    }
+
+    #[test]
+    fn what_was_deleted_or_replaced_during_a_turn_does_not_come_back() {
+        type Meanwhile = fn(&mut Sessions);
+        let cases: [(Meanwhile, Option<usize>); 4] = [
+            (|_| {}, Some(3)),
+            (|all| all.delete("a"), None),
+            (|all| all.clear(), None),
+            (|all| drop(all.fork("b", "a", 1.0).unwrap()), Some(1)),
+        ];
+        for (meanwhile, tokens) in cases {
+            let mut all = Sessions::new(Limits::default());
+            all.insert("a", session(&[1, 2], 0.0), 0.0);
+            all.insert("b", session(&[1], 0.0), 0.0);
+            assert!(all.take("a", 0.5).is_some() && all.get("a", 0.5).is_none());
+            assert_eq!(all.fork("a", "c", 0.5).unwrap_err().code(), "invalid_request");
+            meanwhile(&mut all);
+            all.put("a", session(&[1, 2, 3], 0.0), 2.0);
+            assert_eq!(all.get("a", 3.0).map(|s| s.tokens), tokens);
+            // The next turn of that name is a new one.
+            let next = all.take("a", 4.0).unwrap_or_else(|| session(&[], 4.0));
+            all.put("a", next, 5.0);
+            assert!(all.get("a", 6.0).is_some());
+        }
     }
 }
