@@ -11,6 +11,8 @@ pub use candle_transformers::models::qwen2::Config;
 const MAX_LAYERS: u64 = 512;
 const MAX_WIDTH: u64 = 1 << 18;
 const MAX_CONTEXT: u64 = 1 << 24;
+/// Rows of the embedding; a slice's logits are so many floats for each of its tokens.
+const MAX_VOCAB: usize = 1 << 22;
 
 /// `rope_theta` where the file names none, as in Hugging Face's `Qwen2Config` and llama.cpp.
 const DEFAULT_ROPE_THETA: f64 = 10_000.0;
@@ -61,6 +63,12 @@ fn check(metadata: &Metadata, c: &Config) -> Result<()> {
         return Err(Error::bad_model(format!(
             "{heads} attention heads must divide the width {} and be a multiple of {kv_heads} key/value heads",
             c.hidden_size
+        )));
+    }
+    if c.vocab_size > MAX_VOCAB {
+        return Err(Error::bad_model(format!(
+            "the embedding has {} rows, at most {MAX_VOCAB} are served",
+            c.vocab_size
         )));
     }
     let head_dim = c.hidden_size / heads;

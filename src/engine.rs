@@ -1,13 +1,17 @@
 //! A loaded model with its text side and its sessions: turns request bodies into jobs, steps them, and shapes replies.
 //! Knows nothing of JavaScript; one job runs at a time and is stepped by the caller.
 
-use crate::config::kv_shape;
+mod logits;
+mod text_side;
+
+pub use logits::LogitsJob;
+pub use text_side::TextSide;
+
+use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
 use crate::generation::{Finish, Progress, Step, Turn, TurnRequest};
-use crate::gguf::Metadata;
-use crate::kv_cache::KvCache;
 use crate::metrics::{ms_since, RequestRecord, Timings, Window};
-use crate::model::{Advance, Model, Pass, Want};
+use crate::model::{Model, Want};
 use crate::openai::{extra, Body, Frame, Prompt};
 use crate::session::{Limits, Session, Sessions};
 use crate::stream::Parts;
@@ -16,13 +20,10 @@ use crate::tokenizer::{Special, Tokenizer};
 use crate::weights::Plan;
 use serde::Deserialize;
 use serde_json::{json, Map, Value};
-use std::ops::Range;
 use web_time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Prompt and answer together where the caller names no length.
 const DEFAULT_CONTEXT: usize = 4096;
-/// Tokens of a `logits` slice: each row is V floats.
-const LOGITS_SLICE: usize = 8;
 
 /// Options of a load that concern the engine.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -32,48 +33,6 @@ pub struct Options {
     pub context_length: Option<usize>,
     /// Bounds of sessions.
     pub limits: Limits,
-}
-
-/// The parts that come out of a file beside the weights.
-pub struct TextSide {
-    tokenizer: Option<Tokenizer>,
-    template: Option<Template>,
-    never: Vec<Range<u32>>,
-    longest_token: usize,
-    name: Option<String>,
-    file_type: Option<u64>,
-}
-
-impl TextSide {
-    /// Builds tokenizer and template; the large arrays leave the metadata.
-    pub fn from_gguf(metadata: &mut Metadata, plan: &Plan) -> Result<Self> {
-        let name = metadata.str("general.name").filter(|n| !n.trim().is_empty()).map(str::to_string);
-        let source = metadata.str("tokenizer.chat_template").map(str::to_string);
-        let tokenizer = Tokenizer::from_gguf(metadata)?;
-        if let Some(tokenizer) = &tokenizer {
-            if tokenizer.vocab_len() > plan.config.vocab_size {
-                return Err(Error::bad_model(format!(
-                    "the tokenizer has {} tokens, the embedding only {} rows",
-                    tokenizer.vocab_len(),
-                    plan.config.vocab_size
-                )));
-            }
-        }
-        let template = match (&tokenizer, source) {
-            (Some(tokenizer), Some(source)) => Some(Template::for_tokenizer(&source, tokenizer)?),
-            _ => None,
-        };
-        let never = tokenizer.as_ref().map(holes).unwrap_or_default();
-        let longest_token = tokenizer.as_ref().map_or(0, longest_token);
-        Ok(Self {
-            tokenizer,
-            template,
-            never,
-            longest_token,
-            name,
-            file_type: metadata.u64("general.file_type"),
-        })
-    }
 }
 
 /// A model that is ready to answer.
@@ -119,24 +78,20 @@ impl Engine {
         fallback_name: &str,
         options: Options,
     ) -> Result<Self> {
-        let most = plan.config.max_position_embeddings;
-        let context_length = match options.context_length {
-            None => DEFAULT_CONTEXT.min(most),
-            Some(n) if (1..=most).contains(&n) => n,
-            Some(n) => {
-                return Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}")))
-            }
-        };
+        let context_length = context_length(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
         let sessions = Sessions::new(options.limits);
         Ok(Self { model, text, plan, name, context_length, sessions, window: Window::default(), requests: 0 })
     }
 
-    /// Bytes of weights, and of the KV cache at the full context.
-    pub fn planned_bytes(plan: &Plan, options: &Options) -> u64 {
-        let context =
-            options.context_length.unwrap_or(DEFAULT_CONTEXT).min(plan.config.max_position_embeddings);
-        plan.packed_bytes + kv_shape(&plan.config).bytes(context)
+    /// Bytes of weights, and of the KV cache and the rotary table at the full context.
+    ///
+    /// # Errors
+    /// `invalid_request` for a context that the model was not made for.
+    pub fn planned_bytes(plan: &Plan, options: &Options) -> Result<u64> {
+        let context = context_length(plan, options)?;
+        let rope = context as u64 * head_dim(&plan.config) as u64 * 4;
+        Ok(plan.packed_bytes + kv_shape(&plan.config).bytes(context) + rope)
     }
 
     /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
@@ -192,7 +147,7 @@ impl Engine {
                 "session": {
                     "hits": w.sum(|r| usize::from(r.reused_tokens > 0)),
                     "misses": w.sum(|r| usize::from(r.reused_tokens == 0)),
-                    "entries": 0,
+                    "entries": self.sessions.len(),
                     "bytes": self.sessions.bytes(),
                     "reusedTokens": w.sum(|r| r.reused_tokens),
                     "promptTokens": w.sum(|r| r.prompt_tokens),
@@ -256,7 +211,7 @@ impl Engine {
 
     /// Refuses a text that cannot fit whatever its tokens are, before time is spent on it.
     fn check_size(&self, bytes: usize) -> Result<()> {
-        let most = self.context_length * self.text.longest_token.max(1);
+        let most = self.context_length.saturating_mul(self.text.longest_token.max(1));
         if bytes > most {
             return Err(Error::context_overflow(format!(
                 "a text of {bytes} bytes; the context of {} tokens holds {most} bytes at the very most",
@@ -398,15 +353,11 @@ impl Engine {
     }
 
     /// Starts a computation of logits: of the last position, or of all.
+    ///
+    /// # Errors
+    /// `invalid_request` without ids, `context_overflow`, `too_large` where the rows would pass 1 GiB.
     pub fn logits(&self, ids: Vec<u32>, all: bool) -> Result<LogitsJob> {
-        if ids.is_empty() {
-            return Err(Error::invalid_request("logits needs at least one token id"));
-        }
-        if ids.len() > self.context_length {
-            let message = format!("{} token ids, the context holds {}", ids.len(), self.context_length);
-            return Err(Error::context_overflow(message));
-        }
-        Ok(LogitsJob { ids, all, at: 0, cache: self.model.new_cache(), pass: None })
+        LogitsJob::new(&self.model, ids, all, self.context_length)
     }
 
     /// Rows of logits of a job: `(first position, values)` as they come, (n, V).
@@ -480,62 +431,14 @@ impl Job {
     }
 }
 
-/// A computation of logits under way.
-pub struct LogitsJob {
-    ids: Vec<u32>,
-    all: bool,
-    at: usize,
-    cache: KvCache,
-    pass: Option<(Pass, usize)>,
-}
-
-impl LogitsJob {
-    /// Positions whose logits come out.
-    pub fn rows(&self) -> usize {
-        if self.all {
-            self.ids.len()
-        } else {
-            1
-        }
+/// The length asked for, or the default.
+fn context_length(plan: &Plan, options: &Options) -> Result<usize> {
+    let most = plan.config.max_position_embeddings;
+    match options.context_length {
+        None => Ok(DEFAULT_CONTEXT.min(most)),
+        Some(n) if (1..=most).contains(&n) => Ok(n),
+        Some(n) => Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}"))),
     }
-
-    /// Whether all positions are through.
-    pub fn is_done(&self) -> bool {
-        self.at == self.ids.len()
-    }
-
-    fn step(&mut self, model: &Model) -> Result<Option<(usize, Vec<f32>)>> {
-        let (mut pass, n) = match self.pass.take() {
-            Some(under_way) => under_way,
-            None => {
-                let slice = &self.ids[self.at..self.ids.len().min(self.at + LOGITS_SLICE)];
-                let last = self.at + slice.len() == self.ids.len();
-                let want = match (self.all, last) {
-                    (true, _) => Want::All,
-                    (false, true) => Want::Last,
-                    (false, false) => Want::Nothing,
-                };
-                (model.start(slice, &mut self.cache, want)?, slice.len())
-            }
-        };
-        match model.advance(&mut pass, &mut self.cache)? {
-            Advance::Layer => {
-                self.pass = Some((pass, n));
-                Ok(None)
-            }
-            Advance::Done(logits) => {
-                let first = if self.all { self.at } else { 0 };
-                self.at += n;
-                Ok(logits.map(|rows| (first, rows)))
-            }
-        }
-    }
-}
-
-/// Bytes of the longest token.
-fn longest_token(tokenizer: &Tokenizer) -> usize {
-    let lengths = (0..tokenizer.len() as u32).filter_map(|id| tokenizer.token_bytes(id).map(<[u8]>::len));
-    lengths.max().unwrap_or(0)
 }
 
 /// Bytes of all texts in a JSON value.
@@ -546,19 +449,6 @@ fn text_bytes(value: &Value) -> usize {
         Value::Object(map) => map.values().map(text_bytes).sum(),
         _ => 0,
     }
-}
-
-/// Ids below the tokenizer's length that stand for nothing.
-fn holes(tokenizer: &Tokenizer) -> Vec<Range<u32>> {
-    let mut ranges: Vec<Range<u32>> = Vec::new();
-    for id in (0..tokenizer.len() as u32).filter(|id| tokenizer.token_bytes(*id).is_none_or(<[u8]>::is_empty))
-    {
-        match ranges.last_mut().filter(|range| range.end == id) {
-            Some(range) => range.end = id + 1,
-            None => ranges.push(id..id + 1),
-        }
-    }
-    ranges
 }
 
 /// ms since the epoch.

@@ -44,7 +44,7 @@ impl CustomOp1 for Linear {
         let (t, k) = layout.shape().dims2()?;
         let xs = contiguous(storage, layout)?;
         let mut out = vec![0.0; t * self.rows];
-        let ops = 2 * (t * k * self.rows) as u64;
+        let ops = 2 * t as u64 * k as u64 * self.rows as u64;
         timed(self.name, self.bytes, ops, || {
             let mut at = 0;
             let jobs: Vec<Job> = self
@@ -138,7 +138,7 @@ impl CustomOp1 for Attend<'_> {
         let mut out = vec![0.0; t * q_width];
         let seen = start + t;
         let bytes = (seen * kv_width * 4) as u64;
-        timed("attention", bytes, 4 * (t * seen * q_width) as u64, || {
+        timed("attention", bytes, 4 * t as u64 * seen as u64 * q_width as u64, || {
             attention::Attention { heads, layer: self.layer, start }.run(&qkv, width, cache, &mut out)
         });
         Ok((CpuStorage::F32(out), (t, q_width).into()))
@@ -279,7 +279,8 @@ impl Model {
 
     /// Number of weights, embeddings and head included.
     pub fn parameters(&self) -> u64 {
-        let size = |l: &Linear| l.parts.iter().map(|(w, _)| (w.rows() * w.cols()) as u64).sum::<u64>();
+        let weights = |w: &PackedMatrix| w.rows() as u64 * w.cols() as u64;
+        let size = |l: &Linear| l.parts.iter().map(|(w, _)| weights(w)).sum::<u64>();
         let layers: u64 = self
             .layers
             .iter()
@@ -287,7 +288,7 @@ impl Model {
             .map(size)
             .sum();
         let head = if self.config.tie_word_embeddings { 0 } else { size(&self.lm_head) };
-        layers + head + (self.embed_tokens.rows() * self.embed_tokens.cols()) as u64
+        layers + head + weights(&self.embed_tokens)
     }
 
     /// Starts a pass of `tokens` at the end of `cache` and makes room for them.

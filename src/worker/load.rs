@@ -16,6 +16,8 @@ use web_time::Instant;
 const PIECE: usize = 256 << 10;
 /// Progress is told this often at most, ms.
 const REPORT_MS: f64 = 100.0;
+/// Bytes behind the last tensor that are read all the same, so that the usual request ends by itself.
+const TAIL: u64 = 1 << 20;
 /// Share of the whole bar that reading the weights has; the rest is set-up.
 const READ_SHARE: f64 = 0.97;
 
@@ -87,6 +89,10 @@ impl Inner {
             }
             if let Some(plan) = loader.plan() {
                 report.reading(loader.position().min(plan.end), plan);
+                if loader.is_complete() && loader.position() > plan.end + TAIL {
+                    body.cancel();
+                    break;
+                }
             }
             if abort.signal().aborted() {
                 return Err(Error::aborted("the load was cancelled"));
@@ -95,7 +101,7 @@ impl Inner {
                 return Err(Error::closed("the engine was closed"));
             }
         }
-        if let Some(total) = body.total.filter(|total| loader.position() < *total) {
+        if let Some(total) = body.total.filter(|total| loader.position() < *total && !loader.is_complete()) {
             return Err(Error::network(format!(
                 "the body ended after {} of {total} bytes",
                 loader.position()
@@ -112,7 +118,7 @@ impl Inner {
 /// Tokenizer and template, as soon as the header is whole: what building them needs is freed before the weights come.
 fn text_side(loader: &mut Loader, options: &Options) -> Result<Option<TextSide>> {
     let Some(plan) = loader.plan().cloned() else { return Ok(None) };
-    let planned = Engine::planned_bytes(&plan, options);
+    let planned = Engine::planned_bytes(&plan, options)?;
     let most = 4096u64 << 20;
     if planned + (64 << 20) > most {
         return Err(Error::too_large(format!(

@@ -1,0 +1,149 @@
+//! The engine natively, on a tiny random model with R1's tokenizer and template: what a turn leaves behind when it is given
+//! up, and the edges of the context.
+
+#![allow(clippy::unwrap_used)] // a test may end in a panic
+
+use flate2::read::GzDecoder;
+use qandle::engine::{now_ms, Engine, Job, Options, TextSide};
+use qandle::openai::Body;
+use qandle::weights::Loader;
+use qandle::Error;
+use serde_json::{json, Value};
+use std::io::Read;
+use std::path::PathBuf;
+use web_time::Instant;
+
+fn load(options: Value) -> Result<Engine, Error> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden/r1-tiny.gguf.gz");
+    let mut bytes = Vec::new();
+    GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
+    let mut loader = Loader::new(Some(bytes.len() as u64));
+    loader.push(&bytes).unwrap();
+    let plan = loader.plan().unwrap().clone();
+    let options: Options = serde_json::from_value(options).unwrap();
+    // What the worker looks at before the weights are fetched.
+    Engine::planned_bytes(&plan, &options)?;
+    let text = TextSide::from_gguf(loader.metadata().unwrap(), &plan).unwrap();
+    let (model, plan) = loader.finish().unwrap();
+    Ok(Engine::new(model, plan, text, "tiny", options).unwrap())
+}
+
+fn engine(options: Value) -> Engine {
+    load(options).unwrap()
+}
+
+fn begin(engine: &mut Engine, body: Value) -> Result<Job, Error> {
+    let body = Body::completion(&body, engine.n_tokens())?;
+    engine.begin(body, Instant::now(), 7)
+}
+
+/// The whole reply.
+fn complete(engine: &mut Engine, body: Value) -> Value {
+    let mut job = begin(engine, body).unwrap();
+    loop {
+        if let Some(reply) = engine.step(&mut job).unwrap().done {
+            engine.drop_job(job);
+            return reply;
+        }
+    }
+}
+
+fn prompt(n: u32) -> Vec<u32> {
+    (0..n).map(|i| 100 + i * 37 % 5000).collect()
+}
+
+fn body(prompt: &[u32], session: &str) -> Value {
+    json!({ "prompt": prompt, "temperature": 0, "max_tokens": 4, "session_id": session, "return_tokens": true })
+}
+
+fn ids(reply: &Value) -> &Value {
+    &reply["choices"][0]["token_ids"]
+}
+
+#[test]
+fn a_turn_given_up_anywhere_leaves_a_session_that_goes_on_and_forks() {
+    let mut engine = engine(json!({}));
+    let long = prompt(200);
+    let want = complete(&mut engine, body(&long, "fresh"));
+    for steps in [0, 1, 2, 4] {
+        let name = format!("after {steps}");
+        complete(&mut engine, body(&long[..60], &name));
+        let mut job = begin(&mut engine, body(&long, &name)).unwrap();
+        for _ in 0..steps {
+            if engine.step(&mut job).unwrap().done.is_some() {
+                break;
+            }
+        }
+        engine.abort(&mut job);
+        engine.drop_job(job);
+        let fork = format!("fork of {steps}");
+        engine.sessions().fork(&name, &fork, now_ms()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        for session in [&fork, &name] {
+            assert_eq!(ids(&complete(&mut engine, body(&long, session))), ids(&want), "{session}");
+        }
+    }
+}
+
+#[test]
+fn a_session_deleted_during_its_turn_stays_deleted() {
+    let mut engine = engine(json!({}));
+    for clear in [false, true] {
+        complete(&mut engine, body(&prompt(20), "a"));
+        let mut job = begin(&mut engine, body(&prompt(40), "a")).unwrap();
+        engine.step(&mut job).unwrap();
+        match clear {
+            true => engine.sessions().clear(),
+            false => engine.sessions().delete("a"),
+        }
+        engine.drop_job(job);
+        assert!(engine.sessions().get("a", now_ms()).is_none() && engine.sessions().bytes() == 0);
+        assert_eq!(engine.metrics()["caches"]["session"]["entries"], 0);
+    }
+}
+
+#[test]
+fn the_context_is_filled_to_its_last_position_and_not_beyond() {
+    for (context, tokens) in [(2, 1), (9, 8), (64, 63), (65, 64), (65, 60)] {
+        let mut engine = engine(json!({ "contextLength": context }));
+        engine.warm_up().unwrap();
+        let mut body = body(&prompt(tokens), "a");
+        body["max_tokens"] = Value::Null;
+        let reply = complete(&mut engine, body);
+        let usage = &reply["usage"];
+        let generated = usage["completion_tokens"].as_u64().unwrap();
+        assert_eq!(usage["total_tokens"], u64::from(tokens) + generated);
+        match reply["choices"][0]["finish_reason"].as_str().unwrap() {
+            "length" => assert_eq!(u64::from(tokens) + generated, context, "context {context}"),
+            reason => assert_eq!(reason, "stop"),
+        }
+        assert_eq!(ids(&reply).as_array().unwrap().len() as u64, generated);
+    }
+}
+
+#[test]
+fn prompts_that_leave_no_room_are_refused_and_harm_nothing() {
+    let mut engine = engine(json!({ "contextLength": 1 }));
+    engine.warm_up().unwrap();
+    for n in [1, 2, 5] {
+        let error = begin(&mut engine, body(&prompt(n), "a")).err().unwrap();
+        assert_eq!(error.code(), "context_overflow");
+    }
+    assert_eq!(begin(&mut engine, body(&[], "a")).err().unwrap().code(), "invalid_request");
+    assert_eq!(begin(&mut engine, body(&[u32::MAX], "a")).err().unwrap().code(), "invalid_request");
+}
+
+#[test]
+fn more_logits_than_an_array_should_hold_are_refused() {
+    let engine = engine(json!({ "contextLength": 4096 }));
+    let rows = (1 << 28) / engine.vocab_size();
+    assert!(engine.logits(vec![0; rows], true).is_ok());
+    assert_eq!(engine.logits(vec![0; rows + 1], true).err().unwrap().code(), "too_large");
+    assert!(engine.logits(vec![0; rows + 1], false).is_ok());
+}
+
+#[test]
+fn a_context_the_model_was_not_made_for_is_refused_before_the_weights() {
+    for length in [0, 1 << 25] {
+        assert_eq!(load(json!({ "contextLength": length })).err().unwrap().code(), "invalid_request");
+    }
+}
