@@ -209,10 +209,9 @@ impl Inner {
         arrived: Instant,
         cancelled: &Cell<bool>,
     ) -> Result<JsValue> {
-        let mut params = request.json()?;
-        let mut body = params["body"].take();
-        if let Some(ids) = request.prompt_ids() {
-            body["prompt"] = ids.into();
+        let mut body = request.json()?["body"].clone();
+        if let (Some(ids), Some(body)) = (request.prompt_ids(), body.as_object_mut()) {
+            body.insert("prompt".to_string(), ids.into());
         }
         let mut job = self.with(|engine| {
             let parse = if chat { Body::chat } else { Body::completion };

@@ -44,7 +44,9 @@ impl Request {
             Closure::<dyn Fn(JsValue, JsValue) -> std::result::Result<JsValue, JsValue>>::new(finite);
         let text =
             JSON::stringify_with_replacer(&self.params, finite.as_ref()).map_err(|e| refuse(describe(&e)))?;
-        serde_json::from_str(&well_formed(String::from(text))).map_err(|e| refuse(e.to_string()))
+        // Of nothing (or a function) it makes undefined.
+        let text = JsValue::from(text).as_string().ok_or_else(|| refuse("there are no parameters".into()))?;
+        serde_json::from_str(&well_formed(text)).map_err(|e| refuse(e.to_string()))
     }
 
     /// Token ids from an array or a `Uint32Array`.
@@ -61,8 +63,12 @@ impl Request {
     }
 }
 
-/// A replacer that refuses NaN and infinities, which JSON would turn into null.
+/// A replacer that refuses NaN and infinities, which JSON would turn into null, and leaves out typed arrays, which it
+/// would turn into objects with a member for each number: they are read by [`typed`].
 fn finite(key: JsValue, value: JsValue) -> std::result::Result<JsValue, JsValue> {
+    if value.dyn_ref::<Uint32Array>().is_some() {
+        return Ok(JsValue::UNDEFINED);
+    }
     match value.as_f64() {
         Some(number) if !number.is_finite() => {
             let key = key.as_string().unwrap_or_default();
