@@ -24,9 +24,10 @@ export function makeEngine({ client, close }: Link, info: EngineInfo): Engine {
   function createChat(body: ChatRequest, options?: CallOptions): Promise<ChatReply>;
   async function createChat(
     body: ChatRequest,
-    { signal }: CallOptions = {},
+    options?: CallOptions | null,
   ): Promise<AsyncIterable<ChatChunk> | ChatReply> {
     checkBody(body);
+    const signal = signalOf(options);
     if (body.stream) return client.stream("chat", { body }, { signal });
     return whole(await client.request("chat", { body }, { signal }));
   }
@@ -38,9 +39,10 @@ export function makeEngine({ client, close }: Link, info: EngineInfo): Engine {
   function createCompletion(body: CompletionRequest, options?: CallOptions): Promise<Completion>;
   async function createCompletion(
     body: CompletionRequest,
-    { signal }: CallOptions = {},
+    options?: CallOptions | null,
   ): Promise<AsyncIterable<Completion> | Completion> {
     checkBody(body);
+    const signal = signalOf(options);
     const { prompt } = body;
     const params = {
       body: typeof prompt === "string" ? body : { ...body, prompt: Array.from(tokenIds(prompt, "prompt")) },
@@ -53,14 +55,21 @@ export function makeEngine({ client, close }: Link, info: EngineInfo): Engine {
     info,
     chat: { completions: { create: createChat } },
     completions: { create: createCompletion },
-    tokenize: async (text, { special = false, signal } = {}) =>
-      client.request("tokenize", { text: checkText(text, "text"), special }, { signal }),
-    detokenize: async (ids, { special = false, signal } = {}) =>
-      client.request("detokenize", { ids: tokenIds(ids, "ids"), special }, { signal }),
-    countTokens: (input, { signal } = {}) => client.request("countTokens", { input }, { signal }),
+    tokenize: async (text, options) => {
+      const params = { text: checkText(text, "text"), special: options?.special ?? false };
+      return client.request("tokenize", params, { signal: signalOf(options) });
+    },
+    detokenize: async (ids, options) => {
+      const params = { ids: tokenIds(ids, "ids"), special: options?.special ?? false };
+      return client.request("detokenize", params, { signal: signalOf(options) });
+    },
+    countTokens: async (input, options) =>
+      client.request("countTokens", { input }, { signal: signalOf(options) }),
     applyChatTemplate: (messages, options = {}) => client.request("applyChatTemplate", { messages, options }),
-    logits: async (ids, { all = false, signal } = {}) =>
-      client.request("logits", { ids: tokenIds(ids, "ids"), all }, { signal }),
+    logits: async (ids, options) => {
+      const params = { ids: tokenIds(ids, "ids"), all: options?.all ?? false };
+      return client.request("logits", params, { signal: signalOf(options) });
+    },
     sessions: {
       list: () => client.request("sessions.list", {}),
       get: (id) => client.request("sessions.get", { id }),
@@ -103,6 +112,13 @@ function checkBody(body: object): void {
       });
     }
   }
+}
+
+/** The signal among a call's options. Options and signal may be null, as in `fetch`. */
+function signalOf(options: CallOptions | null | undefined): AbortSignal | undefined {
+  const signal: unknown = options?.signal ?? undefined;
+  if (signal === undefined || signal instanceof AbortSignal) return signal;
+  throw failure("invalid_request", "signal must be an AbortSignal", { detail: { field: "signal" } });
 }
 
 function checkText(text: unknown, field: string): string {

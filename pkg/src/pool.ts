@@ -3,7 +3,7 @@
 // no blob workers, and a thread that cannot start or traps is told instead of waited for.
 
 import { failure, messageOf } from "./errors.js";
-import { moduleWorker } from "./module_worker.js";
+import { isForeign, moduleWorker } from "./module_worker.js";
 import type { Tier } from "./types.js";
 
 /** The Rust side's builder, in glue. */
@@ -51,13 +51,11 @@ export async function startWorkers(
 }
 
 function createThread(): Worker {
-  try {
-    return new Worker(new URL("./pool_worker.js", import.meta.url), { type: "module" });
-  } catch (thrown) {
-    // The engine's files are on another origin: never so in a bundle, so the name of the file is known.
-    if (!(thrown instanceof DOMException) || thrown.name !== "SecurityError") throw thrown;
+  // Never so in a bundle, so the name of the file is known. Asked first, as Firefox only fires an event when it refuses.
+  if (isForeign(import.meta.url)) {
     return moduleWorker(new URL(import.meta.url.replace(/[^/]*$/, "pool_worker.js")));
   }
+  return new Worker(new URL("./pool_worker.js", import.meta.url), { type: "module" });
 }
 
 function started(thread: Worker, message: PoolInit): Promise<void> {

@@ -135,4 +135,4 @@ export interface Glue {
 }
 
 /** How the engine speaks to the page. */
-export type GluePost = (message: unknown, transfer?: Transferable[]) => void;
+export type GluePost = (message: RequestReply) => void;

@@ -2,7 +2,7 @@
 // the engine; turns every trap into `fatal`, after which the page ends this worker.
 
 import { errorToWire, failure, messageOf } from "./errors.js";
-import type { Glue, GluePost, Init, WorkerState } from "./protocol.js";
+import type { Glue, Init, RequestReply, WorkerState } from "./protocol.js";
 import type { Tier } from "./types.js";
 
 /** The part of a worker's global scope that is used. */
@@ -27,9 +27,7 @@ const POOL_START_MS = 30_000;
 /** Serves the protocol on a worker's scope. */
 export function runShell(scope: Scope, loadGlue: LoadGlue): void {
   const say = (state: WorkerState) => scope.postMessage(state);
-  const fatal = (thrown: unknown, fallback: "worker_died" | "network" = "worker_died") => {
-    say({ type: "fatal", error: errorToWire(thrown, fallback) });
-  };
+  const fatal = (thrown: unknown) => say({ type: "fatal", error: errorToWire(thrown, "worker_died") });
   let handle: ((message: unknown) => void) | undefined;
 
   scope.addEventListener("error", (event) => fatal(event.error ?? event.message ?? "unknown error"));
@@ -50,14 +48,32 @@ export function runShell(scope: Scope, loadGlue: LoadGlue): void {
   async function start({ tier, threads, lockName }: Init): Promise<void> {
     await holdLock(scope, lockName);
     say({ type: "locked" });
-    const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1, lockName });
+    const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1, lockName }).catch((cause) => {
+      throw failure("network", `the engine's script could not be loaded: ${messageOf(cause)}`, { cause });
+    });
     await glue.default({ module_or_path: await fetchWasm(wasm) });
     if (threads > 1) await startPool(glue, threads);
-    const post: GluePost = (message, transfer) => scope.postMessage(message, transfer ?? []);
-    const engine = new glue.QandleWorker(post, threads, lockName);
+    const engine = new glue.QandleWorker((message) => post(scope, message), threads, lockName);
     handle = (message) => engine.handle(message);
     say({ type: "ready" });
   }
+}
+
+/** Sends one message of the engine. An answer that there is no memory to send is told: the page must not wait for it. */
+function post(scope: Scope, message: RequestReply): void {
+  try {
+    scope.postMessage(message, message.type === "done" ? buffersOf(message.result) : []);
+  } catch (thrown) {
+    const error = failure("out_of_memory", `an answer could not be sent: ${messageOf(thrown)}`);
+    scope.postMessage({ type: "error", id: message.id, error: errorToWire(error, error.code) });
+  }
+}
+
+/** The memory of a result that is moved instead of copied: an array of numbers with a buffer of its own. */
+function buffersOf(result: unknown): ArrayBuffer[] {
+  if (!(result instanceof Float32Array || result instanceof Uint32Array)) return [];
+  const { buffer, byteLength } = result;
+  return buffer instanceof ArrayBuffer && buffer.byteLength === byteLength ? [buffer] : [];
 }
 
 /** Takes the lock and never lets go; resolves once it is held, or at once where there are no locks. */

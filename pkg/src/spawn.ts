@@ -4,13 +4,19 @@
 
 import { Client, type ClientHooks } from "./client.js";
 import { abortError, errorFromWire, failure, messageOf, type QandleError } from "./errors.js";
-import { moduleWorker } from "./module_worker.js";
+import { isForeign, moduleWorker } from "./module_worker.js";
 import type { Endpoint, Init, PoolMessage, WorkerState } from "./protocol.js";
 import { withSlash } from "./source.js";
 import type { Tier } from "./types.js";
 
 /** How long a closing worker may take before it is terminated, in ms. */
 export const CLOSE_GRACE_MS = 1000;
+
+/**
+ * How long a worker's script may take to arrive and take the lock, in ms. One that is ended before it holds the lock
+ * tells nobody.
+ */
+export const START_LIMIT_MS = 60_000;
 
 /** The part of a `Worker` that is used. */
 export interface WorkerLike extends Endpoint {
@@ -63,6 +69,7 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
     let closing: Promise<void> | undefined;
 
     const release = () => {
+      clearTimeout(startTimer);
       signal?.removeEventListener("abort", onAbort);
       worker.terminate();
       lockRequest.abort();
@@ -74,6 +81,10 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
       client.end(error instanceof DOMException ? failure("closed", "the load was aborted") : error);
     };
     const died = (why: string) => die(failure("worker_died", `the engine's worker died: ${why}`));
+    const startTimer = setTimeout(
+      () => died(`its script did not start within ${START_LIMIT_MS / 1000} s`),
+      START_LIMIT_MS,
+    );
     const onAbort = () => die(abortError());
     const close = () => {
       closing ??= client.close(failure("closed", "the engine was closed"), CLOSE_GRACE_MS).finally(release);
@@ -82,6 +93,7 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
     const onState = (state: WorkerState) => {
       switch (state.type) {
         case "locked":
+          clearTimeout(startTimer);
           return watch(host.locks, {
             lockName,
             signal: lockRequest.signal,
@@ -133,8 +145,12 @@ function watch(
 }
 
 function createWorker(assetsUrl: string | URL | undefined): WorkerLike {
-  // The literal form is what bundlers look for.
-  if (assetsUrl === undefined) return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  if (assetsUrl === undefined) {
+    if (isForeign(import.meta.url))
+      return moduleWorker(new URL(import.meta.url.replace(/[^/]*$/, "worker.js")));
+    // The literal form is what bundlers look for.
+    return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  }
   let url: URL;
   try {
     const folder = new URL(assetsUrl, globalThis.document?.baseURI ?? globalThis.location?.href);

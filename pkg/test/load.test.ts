@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { LoadHost } from "../src/load.js";
 import { makeLoad } from "../src/load.js";
+import { START_LIMIT_MS } from "../src/spawn.js";
 import type { Platform } from "../src/tiers.js";
 import type { Engine, LoadOptions, ModelSource, Notice, Progress } from "../src/types.js";
 import { FakeWorker, INFO, isOpen, texts } from "./fake_worker.js";
@@ -196,6 +197,16 @@ test("an_abort_while_loading_cancels_and_closes", () =>
     while (!worker.terminated) await new Promise((resolve) => setTimeout(resolve, 1));
   }));
 
+test("a_worker_that_is_ended_before_it_starts_is_dead_after_a_while", (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  return bench(async (it) => {
+    const loading = it.load(MODEL, { threads: 1 });
+    t.mock.timers.tick(START_LIMIT_MS);
+    await assert.rejects(loading, { code: "worker_died", message: /did not start/ });
+    assert.ok(it.workers[0]?.terminated);
+  });
+});
+
 test("a_failed_load_ends_the_worker", () =>
   bench(async (it) => {
     const loading = it.load();
@@ -375,6 +386,31 @@ test("numbers_that_would_change_on_the_way_are_refused", () =>
     await assert.rejects(engine.chat.completions.create(null as never), { code: "invalid_request" });
     await assert.rejects(engine.tokenize(5 as never), { code: "invalid_request" });
     assert.equal(worker.posted.filter(({ method }) => method !== undefined && method !== "load").length, 0);
+  }));
+
+test("a_signal_that_is_none_is_refused_and_null_stands_for_none", () =>
+  bench(async (it) => {
+    const { engine, worker } = await it.engine();
+    const { completions, chat } = engine;
+    for (const signal of [5, {}, "x"] as never[]) {
+      for (const call of [
+        () => chat.completions.create(BODY, { signal }),
+        () => chat.completions.create({ ...BODY, stream: true }, { signal }),
+        () => completions.create({ prompt: [1] }, { signal }),
+        () => engine.tokenize("t", { signal }),
+        () => engine.detokenize(Uint32Array.of(1), { signal }),
+        () => engine.countTokens("t", { signal }),
+        () => engine.logits(Uint32Array.of(1), { signal }),
+      ]) {
+        await assert.rejects(call(), { code: "invalid_request" });
+      }
+    }
+    const pending = [engine.tokenize("t", null as never), engine.countTokens("t", { signal: null as never })];
+    await worker.request("countTokens");
+    const closing = engine.close();
+    for (const promise of pending) await assert.rejects(promise, { code: "closed" });
+    worker.done((await worker.request("close")).id);
+    await closing;
   }));
 
 test("what_is_not_served_yet_says_so", () =>

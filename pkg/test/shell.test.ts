@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Glue } from "../src/protocol.js";
+import type { Glue, GluePost, RequestReply } from "../src/protocol.js";
 import { type LoadGlue, runShell, type Scope } from "../src/shell.js";
 
 const WASM = new URL("data:application/wasm;base64,AGFzbQEAAAA=");
@@ -10,7 +10,7 @@ type Listener = (event: { data?: unknown; error?: unknown; reason?: unknown }) =
 
 /** A worker's global scope that keeps what is posted. */
 class FakeScope {
-  readonly posted: { type: string; error?: { code: string; message: string } }[] = [];
+  readonly posted: { type: string; id?: number; error?: { code: string; message: string } }[] = [];
   readonly #listeners = new Map<string, Listener>();
   locked = "";
   navigator = {
@@ -22,8 +22,9 @@ class FakeScope {
     },
   };
 
-  postMessage(message: unknown): void {
-    this.posted.push(message as { type: string });
+  /** What is to be moved is moved, so that what cannot be is noticed. */
+  postMessage(message: unknown, transfer: Transferable[] = []): void {
+    this.posted.push(structuredClone(message, { transfer }) as { type: string });
   }
 
   addEventListener(type: string, listener: Listener): void {
@@ -40,10 +41,21 @@ class FakeScope {
   }
 }
 
-function shell(glue: Partial<Glue> = {}, wasm: URL = WASM): { scope: FakeScope; handled: unknown[] } {
+interface Shell {
+  scope: FakeScope;
+  handled: unknown[];
+  /** Speaks as the engine does. */
+  post(message: unknown): void;
+}
+
+function shell(glue: Partial<Glue> = {}, wasm: URL = WASM): Shell {
   const scope = new FakeScope();
   const handled: unknown[] = [];
+  let say: GluePost | undefined;
   class QandleWorker {
+    constructor(post: GluePost) {
+      say = post;
+    }
     handle(message: unknown): void {
       handled.push(message);
       if (message === "trap") throw new WebAssembly.RuntimeError("unreachable");
@@ -51,7 +63,7 @@ function shell(glue: Partial<Glue> = {}, wasm: URL = WASM): { scope: FakeScope; 
   }
   const load: LoadGlue = async () => ({ glue: { default: async () => {}, QandleWorker, ...glue }, wasm });
   runShell(scope as unknown as Scope, load);
-  return { scope, handled };
+  return { scope, handled, post: (message) => say?.(message as RequestReply) };
 }
 
 test("the_shell_takes_the_lock_starts_the_engine_and_hands_messages_on", async () => {
@@ -92,6 +104,32 @@ test("a_start_that_fails_is_fatal_and_says_why", async () => {
     assert.deepEqual(await scope.types(2), ["locked", "fatal"]);
     assert.equal(scope.posted[1]?.error?.code, code);
   }
+});
+
+test("a_build_that_cannot_be_imported_is_a_network_failure", async () => {
+  const scope = new FakeScope();
+  runShell(scope as unknown as Scope, () => Promise.reject(new TypeError("Failed to fetch")));
+  scope.fire("message", { data: INIT });
+  assert.deepEqual(await scope.types(2), ["locked", "fatal"]);
+  assert.equal(scope.posted[1]?.error?.code, "network");
+});
+
+test("an_answer_that_cannot_be_sent_is_an_error_and_arrays_of_numbers_are_moved", async () => {
+  const { scope, post } = shell();
+  scope.fire("message", { data: INIT });
+  await scope.types(2);
+  const own = Float32Array.of(1, 2);
+  const part = new Float32Array(new ArrayBuffer(16), 4, 2);
+  for (const result of [own, part, () => {}]) post({ type: "done", id: 7, result });
+  post({ type: "event", id: 7, event: { type: "chunk", chunk: Symbol("not plain") } });
+  assert.deepEqual([own.length, part.length], [0, 2]);
+  const said = scope.posted.slice(2).map(({ type, id, error }) => [type, id, error?.code]);
+  assert.deepEqual(said, [
+    ["done", 7, undefined],
+    ["done", 7, undefined],
+    ["error", 7, "out_of_memory"],
+    ["error", 7, "out_of_memory"],
+  ]);
 });
 
 test("threads_are_started_before_the_engine_is_ready", async () => {
