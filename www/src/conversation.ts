@@ -67,6 +67,7 @@ export class Conversation {
       end.finish = part?.finish_reason ?? end.finish;
       end.extra = qandle ?? end.extra;
     }
+    if (signal.aborted) end.finish ??= "abort";
     // A turn that was stopped before it said anything is no turn.
     if (content === "" && thoughts === "" && signal.aborted) throw new DOMException("stopped", "AbortError");
     const answer: ChatMessage = { role: "assistant", content };

@@ -5,7 +5,7 @@ import { QandleError } from "qandle";
 type Code = QandleError["code"];
 
 const ADVICE: Record<Code, string> = {
-  not_a_model: "The address does not lead to a GGUF file. Check it, or choose another model.",
+  not_a_model: "This is no GGUF file. Check the address, or choose another file.",
   bad_model: "The file is damaged or cut short. Fetch it again.",
   unsupported_model: "Choose a GGUF file of a Qwen2 or Qwen2.5 model.",
   unsupported_quantization: "Choose another quantization of this model, such as Q4_K_M or Q8_0.",

@@ -20,6 +20,7 @@ const prompt = byId("prompt", HTMLTextAreaElement);
 
 let engine: Engine | null = null;
 let conversation: Conversation | null = null;
+// What may be stopped. A task whose controller is no longer here was left: it must not touch the page any more.
 let running: AbortController | null = null;
 
 bindSettings(choices, store);
@@ -51,8 +52,6 @@ async function start({ source, keep }: Choice): Promise<void> {
     });
     showEngine(engine);
     newChat();
-    setState("ready");
-    setStatus("Ready.");
   } catch (error) {
     if (isAbort(error)) {
       showChooser();
@@ -73,7 +72,8 @@ async function start({ source, keep }: Choice): Promise<void> {
 async function ask(): Promise<void> {
   const question = prompt.value.trim();
   if (conversation === null || running !== null || question === "") return;
-  running = new AbortController();
+  const mine = new AbortController();
+  running = mine;
   setPrompt("");
   setState("answering");
   setStatus("Answering…");
@@ -87,18 +87,20 @@ async function ask(): Promise<void> {
   try {
     const end = await conversation.ask(question, {
       choices,
-      signal: running.signal,
+      signal: mine.signal,
       events: {
         onText: written(answer.append),
         onThought: written(answer.appendThought),
         onSpeed: showSpeed,
       },
     });
+    if (running !== mine) return;
     answer.end(describe(end));
     showMemory();
     setState("ready");
     setStatus(end.finish === "abort" ? "Stopped." : "The answer is complete.");
   } catch (error) {
+    if (running !== mine) return;
     if (wrote) answer.end("The answer broke off.");
     else answer.remove();
     if (prompt.value === "") setPrompt(question);
@@ -115,13 +117,22 @@ async function ask(): Promise<void> {
       }
     }
   } finally {
-    running = null;
-    prompt.focus();
+    if (running === mine) {
+      running = null;
+      prompt.focus();
+    }
   }
+}
+
+/** Stops what runs and goes on without waiting for its end. */
+function abandon(): void {
+  running?.abort();
+  running = null;
 }
 
 /** Back to the chooser: by choice, or because the engine died. The conversation stays on screen until the next load. */
 function leave(error?: unknown): void {
+  abandon();
   void engine?.close();
   engine = null;
   conversation = null;
@@ -135,9 +146,11 @@ function leave(error?: unknown): void {
 
 function newChat(): void {
   if (engine === null) return;
-  running?.abort();
+  abandon();
   conversation = new Conversation(engine);
   clearMessages();
+  setState("ready");
+  setStatus("Ready.");
   prompt.focus();
 }
 
@@ -157,7 +170,6 @@ function bindPage(): void {
   byId("cancel-load", HTMLButtonElement).addEventListener("click", () => running?.abort());
   byId("new-chat", HTMLButtonElement).addEventListener("click", newChat);
   byId("change-model", HTMLButtonElement).addEventListener("click", () => {
-    running?.abort();
     leave();
     setStatus("Choose a model and load it.");
   });

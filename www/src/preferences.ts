@@ -13,6 +13,9 @@ export interface Choices {
   systemPrompt: string;
 }
 
+// The page module's own, for where it cannot start.
+const DEFAULT_TEMPERATURE = 0.6;
+
 const nothingKept: PageStore = {
   preferences: () => ({}),
   setPreference: () => {},
@@ -38,14 +41,14 @@ export function readChoices(kept: Preferences, query: URLSearchParams): Choices 
   const theme = kept.theme;
   const threads = Number(query.get("threads") ?? kept.threads);
   const context = Number(query.get("context") ?? kept.contextLength);
-  const { temperature = 0.7 } = kept;
+  const { temperature = DEFAULT_TEMPERATURE } = kept;
   return {
     model: query.get("model") ?? kept.model,
     tier: tier === "simd128" || tier === "relaxed" ? tier : "auto",
     threads: Number.isInteger(threads) && threads >= 1 ? threads : "auto",
     theme: theme === "light" || theme === "dark" ? theme : "auto",
     contextLength: Number.isInteger(context) && context >= 1 ? context : 4096,
-    temperature: temperature >= 0 && temperature <= 2 ? temperature : 0.7,
+    temperature: temperature >= 0 && temperature <= 2 ? temperature : DEFAULT_TEMPERATURE,
     systemPrompt: kept.systemPrompt ?? "",
   };
 }

@@ -61,7 +61,7 @@ export function bindSettings(choices: Choices, store: PageStore): void {
   });
   byId("reset-settings", HTMLButtonElement).addEventListener("click", () => {
     store.resetPreferences();
-    Object.assign(choices, readChoices({}, new URLSearchParams()), { model: choices.model });
+    Object.assign(choices, readChoices(store.preferences(), new URLSearchParams()), { model: choices.model });
     show();
   });
   byId("open-settings", HTMLButtonElement).addEventListener("click", () => dialog.showModal());
