@@ -219,6 +219,22 @@ impl Tag {
     }
 }
 
+/// Refuses chained comparisons (`a < b < c`), which cannot be exchanged, in a template whose namespaces could contain each
+/// other: comparing those overflows the stack.
+pub(super) fn check_chains<'a>(code: impl Iterator<Item = &'a Instructions<'a>>) -> Result<(), Error> {
+    let (mut chained, mut assigned) = (false, false);
+    for code in code {
+        for instruction in (0..code.len() as u32).filter_map(|at| code.get(at)) {
+            chained |= matches!(instruction, Instruction::CompareAndPreserve(_));
+            assigned |= matches!(instruction, Instruction::SetAttr(_));
+        }
+    }
+    match chained && assigned {
+        true => Err(invalid("chained comparisons beside namespaces are not served: write a < b and b < c")),
+        false => Ok(()),
+    }
+}
+
 /// Puts our own functions in the place of the operators that can make big values or look at much; they take the same operands.
 pub(super) fn guard(code: &mut Instructions) {
     for at in 0..code.len() as u32 {

@@ -131,6 +131,7 @@ impl Template {
         let mut generator = CodeGenerator::new(name, &self.source);
         generator.compile_stmt(&tree);
         let (mut code, mut blocks) = generator.finish();
+        limits::check_chains(blocks.values().chain([&code]))?;
         limits::guard(&mut code);
         blocks.values_mut().for_each(limits::guard);
         let env = builtins::environment(marks.table(), budget, steps, (self.clock)());

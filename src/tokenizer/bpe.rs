@@ -16,6 +16,8 @@ pub(super) struct Merges {
     pairs: Vec<[u32; 3]>,
     /// Open addressing over `pairs`: rank, or `NONE`.
     slots: Vec<u32>,
+    /// Steps that all pairs stand from their own slots.
+    steps: usize,
     /// Token id of each single byte.
     bytes: [u32; 256],
 }
@@ -24,7 +26,7 @@ impl Merges {
     /// An empty table with room for `merges` pairs; `bytes` are the ids of the 256 single-byte tokens.
     pub(super) fn with_capacity(merges: usize, bytes: [u32; 256]) -> Merges {
         let slots = vec![NONE; (merges * 3 / 2).next_power_of_two().max(8)];
-        Merges { pairs: Vec::with_capacity(merges), slots, bytes }
+        Merges { pairs: Vec::with_capacity(merges), slots, steps: 0, bytes }
     }
 
     /// Adds the merge of the next rank. A pair that is there already keeps its rank and gives `false`.
@@ -40,9 +42,15 @@ impl Merges {
             }
             slot = (slot + 1) & (self.slots.len() - 1);
         }
+        self.steps += slot.wrapping_sub(self.home(left, right)) & (self.slots.len() - 1);
         self.slots[slot] = self.pairs.len() as u32;
         self.pairs.push([left, right, merged]);
         true
+    }
+
+    /// Steps that all pairs stand from their own slots: what finding each of them once takes.
+    pub(super) fn steps(&self) -> usize {
+        self.steps
     }
 
     /// Bytes held on the heap.

@@ -9,6 +9,10 @@ use crate::gguf::StringArray;
 /// An added token longer than this is refused, so that looking for added tokens stays linear in the text.
 const MAX_ADDED_BYTES: usize = 1024;
 
+/// Steps from its own slot that an entry of a hash table takes on average at most; a sound vocabulary needs one or two. More
+/// were made to collide, and would take hours.
+const MAX_STEPS: usize = 32;
+
 /// What a token is (`tokenizer.ggml.token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -136,6 +140,7 @@ impl Vocab {
                 index.get(self, bytes).ok_or_else(|| bad("names a token that is not in the vocabulary"))
             };
             table.push(id(&raw[..middle])?, id(&raw[middle..])?, id(&raw)?);
+            check_steps(table.steps(), merges.len())?;
         }
         Ok(table)
     }
@@ -169,6 +174,13 @@ impl Vocab {
     }
 }
 
+fn check_steps(steps: usize, entries: usize) -> Result<()> {
+    if steps > MAX_STEPS * entries.max(1024) {
+        return Err(Error::bad_model("the vocabulary's strings collide as no sound vocabulary's do"));
+    }
+    Ok(())
+}
+
 /// Token ids by bytes, while a vocabulary is built: a megabyte of open addressing over the vocabulary's own bytes.
 struct Index {
     slots: Vec<u32>,
@@ -178,6 +190,7 @@ impl Index {
     /// Of all normal tokens; `bad_model` when two are the same.
     fn new(vocab: &Vocab) -> Result<Index> {
         let mut index = Index { slots: vec![u32::MAX; (vocab.len() * 3 / 2).next_power_of_two().max(8)] };
+        let mut steps = 0;
         for id in 0..vocab.len() as u32 {
             let bytes = vocab.bytes(id).unwrap_or_default();
             if vocab.kind(id) != Some(Kind::Normal) || bytes.is_empty() {
@@ -188,6 +201,8 @@ impl Index {
                 return Err(Error::bad_model(format!("tokens {} and {id} are the same", index.slots[slot])));
             }
             index.slots[slot] = id;
+            steps += slot.wrapping_sub(index.home(bytes)) & (index.slots.len() - 1);
+            check_steps(steps, vocab.len())?;
         }
         Ok(index)
     }
@@ -198,16 +213,19 @@ impl Index {
 
     /// The slot of these bytes, or the free one they would go to. At most two thirds of the slots are taken.
     fn find(&self, vocab: &Vocab, bytes: &[u8]) -> usize {
-        // FNV-1a, folded.
+        let mut slot = self.home(bytes);
+        while self.slots[slot] != u32::MAX && vocab.bytes(self.slots[slot]) != Some(bytes) {
+            slot = (slot + 1) & (self.slots.len() - 1);
+        }
+        slot
+    }
+
+    /// The slot to look at first: FNV-1a, folded.
+    fn home(&self, bytes: &[u8]) -> usize {
         let hash = bytes
             .iter()
             .fold(0xCBF2_9CE4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
-        let mask = self.slots.len() - 1;
-        let mut slot = (hash ^ (hash >> 32)) as usize & mask;
-        while self.slots[slot] != u32::MAX && vocab.bytes(self.slots[slot]) != Some(bytes) {
-            slot = (slot + 1) & mask;
-        }
-        slot
+        (hash ^ (hash >> 32)) as usize & (self.slots.len() - 1)
     }
 }
 

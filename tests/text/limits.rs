@@ -1,8 +1,10 @@
-//! Templates come with model files: none may hang the worker or use up its memory.
+//! Templates and vocabularies come with model files: none may hang the worker or use up its memory.
 
 use std::time::{Duration, Instant};
 
+use qandle::gguf::{Array, Metadata, Value as Meta};
 use qandle::template::{pieces_to_text, Template};
+use qandle::tokenizer::Tokenizer;
 use serde_json::{json, Map, Value};
 
 use super::support::qwen;
@@ -143,6 +145,7 @@ fn namespaces_in_each_other_do_not_overflow_the_stack() {
         "{a: 1}",
         "[a]",
         "'a' in a.x.x.x or a == b",
+        "a == b == a",
     ];
     for expression in used {
         let error = render_on_small_stack(format!("{ring}{{{{ {expression} }}}}")).err();
@@ -217,4 +220,57 @@ fn templates_as_deep_as_any_in_use_are_rendered() {
         let rendered = render_on_small_stack(format!("{before}{}{after}", repeated.repeat(100)));
         assert!(rendered.as_ref().is_ok_and(|text| text.starts_with('.')), "{repeated}: {rendered:?}");
     }
+}
+
+/// The code of what a vocabulary of the 256 bytes, these tokens and these merges comes to.
+fn vocabulary(more: Vec<String>, merges: Vec<String>) -> &'static str {
+    let tokens: Vec<String> = alphabet().into_iter().map(String::from).chain(more).collect();
+    let mut metadata = Metadata::default();
+    metadata.insert("tokenizer.ggml.model", Meta::String("gpt2".into()));
+    metadata.insert("tokenizer.ggml.token_type", Meta::Array(Array::I32(vec![1; tokens.len()])));
+    for (key, list) in [("tokens", tokens), ("merges", merges)] {
+        let list = Array::Strings(list.into_iter().collect());
+        metadata.insert(format!("tokenizer.ggml.{key}"), Meta::Array(list));
+    }
+    Tokenizer::from_gguf(&mut metadata).map_or_else(|e| e.code(), |_| "ok")
+}
+
+/// GPT-2's character for each byte.
+fn alphabet() -> Vec<char> {
+    let mut next = 0x100;
+    let mut of = |byte: u32| match byte {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => byte,
+        _ => {
+            next += 1;
+            next - 1
+        }
+    };
+    (0..256).map(|byte| char::from_u32(of(byte)).unwrap()).collect()
+}
+
+#[test]
+fn vocabularies_made_to_collide_are_refused() {
+    // The hashes of `vocab.rs` and `bpe.rs`.
+    let of_text = |text: &str| {
+        let fnv = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01B3);
+        let hash = text.as_bytes().iter().fold(0xCBF2_9CE4_8422_2325, fnv);
+        (hash ^ (hash >> 32)) & 0x7fff
+    };
+    let text = |i: u64| format!("t{i}");
+    assert_eq!(vocabulary((0..20_000).map(text).collect(), vec![]), "ok");
+    let near = (0..).map(text).filter(|text| of_text(text) < 256).take(20_000).collect();
+    assert_eq!(vocabulary(near, vec![]), "bad_model");
+
+    let alphabet = alphabet();
+    let mut pairs: Vec<(u64, u64)> = (0..256).flat_map(|l| (0..256).map(move |r| (l, r))).collect();
+    let spelled = |pairs: &[(u64, u64)], between: &str| -> Vec<String> {
+        pairs
+            .iter()
+            .map(|(l, r)| format!("{}{between}{}", alphabet[*l as usize], alphabet[*r as usize]))
+            .collect()
+    };
+    let tokens = spelled(&pairs, "");
+    assert_eq!(vocabulary(tokens.clone(), spelled(&pairs[..8192], " ")), "ok");
+    pairs.sort_by_key(|(l, r)| (l << 32 | r).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 & 0x3fff);
+    assert_eq!(vocabulary(tokens, spelled(&pairs[..8192], " ")), "bad_model");
 }
