@@ -1,10 +1,14 @@
 //! Qandle: Qwen2-family language models on the visitor's own CPU, inside the browser.
 //!
 //! Bytes become weights ([`gguf`], [`weights`]), weights a model ([`model`]), a model with a [`kv_cache`] a generation
-//! ([`generation`]), and [`worker`] carries it over messages to the page. A module uses only what stands before it here.
+//! ([`generation`]), and [`worker`] carries it over messages to the page. A module uses only what stands before it here,
+//! but for the attention kernel, which reads the pages of [`kv_cache`].
 //! Only `worker`, `store` and `page` know that JavaScript exists; all the rest builds and is tested natively.
 
 pub mod error;
+
+#[cfg(feature = "engine")]
+pub mod metrics;
 
 #[cfg(feature = "engine")]
 pub mod kernels;
@@ -13,10 +17,10 @@ pub mod kernels;
 pub mod gguf;
 
 #[cfg(feature = "engine")]
-pub mod config;
+pub mod kv_cache;
 
 #[cfg(feature = "engine")]
-pub mod kv_cache;
+pub mod config;
 
 #[cfg(feature = "engine")]
 pub mod model;
@@ -38,9 +42,6 @@ pub mod stream;
 
 #[cfg(feature = "engine")]
 pub mod session;
-
-#[cfg(feature = "engine")]
-pub mod metrics;
 
 #[cfg(feature = "engine")]
 pub mod generation;
