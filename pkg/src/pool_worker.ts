@@ -1,6 +1,7 @@
 // Entry of one thread of the pool: shares the engine's module and memory, and works until it is terminated. While it
 // works the engine's own thread may be waiting for it, so a trap is told to the page directly.
 
+import { openDeathChannel } from "./death_channel.js";
 import { messageOf } from "./errors.js";
 import type { PoolInit, PoolReply } from "./pool.js";
 import type { PoolMessage } from "./protocol.js";
@@ -38,7 +39,7 @@ async function run({ tier, lockName, init, receiver }: PoolInit): Promise<void> 
     glue.wbg_rayon_start_worker(receiver);
   } catch (trap) {
     const message: PoolMessage = { type: "fatal", message: `a thread trapped: ${messageOf(trap)}` };
-    new BroadcastChannel(lockName).postMessage(message);
+    openDeathChannel(lockName)?.postMessage(message);
   }
 }
 

@@ -51,7 +51,10 @@ export function runShell(scope: Scope, loadGlue: LoadGlue): void {
     const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1, lockName }).catch((cause) => {
       throw failure("network", `the engine's script could not be loaded: ${messageOf(cause)}`, { cause });
     });
-    await glue.default({ module_or_path: await fetchWasm(wasm) });
+    const response = await fetchWasm(wasm);
+    await glue.default({ module_or_path: response }).catch((thrown) => {
+      throw instantiationError(thrown, wasm);
+    });
     if (threads > 1) await startPool(glue, threads);
     const engine = new glue.QandleWorker((message) => post(scope, message), threads, lockName);
     handle = (message) => engine.handle(message);
@@ -85,7 +88,7 @@ function holdLock(scope: Scope, lockName: string): Promise<void> {
       resolve();
       return new Promise<never>(() => {});
     });
-    // Refused where the origin is opaque: the page then learns of a death from events alone.
+    // Refused to opaque origins and where storage is blocked: the page then learns of a death from events alone.
     held.catch(() => resolve());
   });
 }
@@ -118,6 +121,20 @@ async function fetchWasm(url: URL): Promise<Response> {
     throw failure("network", `${url.href} is an HTML page, not WebAssembly: is the folder wasm/ served?`);
   }
   return response;
+}
+
+/** Why a build did not start, where the kind of the error tells: no memory for it, or bytes that did not come whole. */
+function instantiationError(thrown: unknown, url: URL): unknown {
+  if (thrown instanceof RangeError) {
+    return failure("out_of_memory", `no memory for the engine: ${thrown.message}`, { cause: thrown });
+  }
+  const cutShort =
+    thrown instanceof WebAssembly.CompileError ||
+    thrown instanceof TypeError ||
+    (thrown instanceof DOMException && thrown.name === "AbortError");
+  if (!cutShort) return thrown;
+  const message = `${url.href} is damaged or was cut short: ${messageOf(thrown)}`;
+  return failure("network", message, { cause: thrown });
 }
 
 function isInit(data: unknown): data is Init {

@@ -3,7 +3,8 @@
 // thread's trap is announced while the engine's own thread waits for it.
 
 import { Client, type ClientHooks } from "./client.js";
-import { abortError, errorFromWire, failure, messageOf, type QandleError } from "./errors.js";
+import { openDeathChannel } from "./death_channel.js";
+import { abortError, errorFromWire, failure, messageOf, QandleError } from "./errors.js";
 import { isForeign, moduleWorker } from "./module_worker.js";
 import type { Endpoint, Init, PoolMessage, WorkerState } from "./protocol.js";
 import { withSlash } from "./source.js";
@@ -63,9 +64,9 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
   return new Promise((resolve, reject) => {
     if (signal?.aborted) return reject(abortError());
     const lockName = `qandle-${randomName()}`;
-    const worker = host.createWorker(assetsUrl);
+    const worker = create(host, assetsUrl);
     const lockRequest = new AbortController();
-    const channel = typeof BroadcastChannel === "function" ? new BroadcastChannel(lockName) : undefined;
+    const channel = openDeathChannel(lockName);
     let closing: Promise<void> | undefined;
 
     const release = () => {
@@ -132,13 +133,23 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
   });
 }
 
+/** A worker, or why the browser refuses to make one. */
+function create(host: SpawnHost, assetsUrl: string | URL | undefined): WorkerLike {
+  try {
+    return host.createWorker(assetsUrl);
+  } catch (cause) {
+    if (cause instanceof QandleError) throw cause;
+    throw failure("worker_died", `the engine's worker could not be made: ${messageOf(cause)}`, { cause });
+  }
+}
+
 /** Asks for the worker's lock; without Web Locks (insecure pages) only events tell of its death. */
 function watch(
   locks: SpawnHost["locks"],
   { lockName, signal, onGone }: { lockName: string; signal: AbortSignal; onGone(): void },
 ): void {
   locks?.request(lockName, { signal }, onGone).catch((thrown: unknown) => {
-    // Aborted on release; refused in documents of opaque origin, which have no locks. Neither is a death.
+    // Aborted on release; refused to opaque origins and where storage is blocked. Neither is a death.
     const name = thrown instanceof DOMException ? thrown.name : "";
     if (name !== "AbortError" && name !== "SecurityError" && name !== "InvalidStateError") throw thrown;
   });

@@ -207,6 +207,30 @@ test("a_worker_that_is_ended_before_it_starts_is_dead_after_a_while", (t) => {
   });
 });
 
+test("a_browser_that_refuses_workers_or_channels_is_told_or_served", async () => {
+  const refuse = () => {
+    throw new DOMException("The operation is insecure.", "SecurityError");
+  };
+  const host: LoadHost = { platform: () => PLATFORM, locks: undefined, createWorker: refuse };
+  await assert.rejects(makeLoad(host)(MODEL), { code: "worker_died", message: /insecure/ });
+  const { BroadcastChannel } = globalThis;
+  try {
+    Object.assign(globalThis, {
+      BroadcastChannel: class {
+        constructor() {
+          refuse();
+        }
+      },
+    });
+    await bench(async (it) => {
+      const { engine } = await it.engine();
+      assert.equal(engine.info.model.name, INFO.model.name);
+    });
+  } finally {
+    Object.assign(globalThis, { BroadcastChannel });
+  }
+});
+
 test("a_failed_load_ends_the_worker", () =>
   bench(async (it) => {
     const loading = it.load();

@@ -92,7 +92,10 @@ test("a_trap_anywhere_is_fatal", async () => {
 
 test("a_start_that_fails_is_fatal_and_says_why", async () => {
   const failing: [Partial<Glue>, URL | undefined, number, string][] = [
-    [{ default: () => Promise.reject(new Error("no memory")) }, undefined, 1, "worker_died"],
+    [{ default: () => Promise.reject(new Error("no idea")) }, undefined, 1, "worker_died"],
+    [{ default: () => Promise.reject(new RangeError("no memory")) }, undefined, 1, "out_of_memory"],
+    [{ default: () => Promise.reject(new WebAssembly.CompileError("magic")) }, undefined, 1, "network"],
+    [{ default: () => Promise.reject(new DOMException("", "AbortError")) }, undefined, 1, "network"],
     [{}, new URL("data:text/html,hello"), 1, "network"],
     [{}, new URL("http://127.0.0.1:1/x.wasm"), 1, "network"],
     [{}, undefined, 4, "worker_died"],
