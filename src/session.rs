@@ -108,9 +108,11 @@ impl Sessions {
         self.all.remove(id)
     }
 
-    /// Gives back what a turn took out, unless it was deleted or replaced meanwhile.
+    /// Gives back what a turn took out, unless it was deleted or replaced meanwhile, or holds nothing.
     pub fn put(&mut self, id: &str, session: Session, now: f64) {
-        if self.taken.contains(id) {
+        if session.tokens.is_empty() {
+            self.taken.remove(id);
+        } else if self.taken.contains(id) {
             self.insert(id, session, now);
         }
     }

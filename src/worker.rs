@@ -153,6 +153,9 @@ impl Inner {
     fn answer(&self, request: &Request) -> Result<JsValue> {
         if request.method == "close" {
             *self.state.borrow_mut() = State::Closed;
+            if let Some(running) = self.running.borrow().as_ref() {
+                running.abort.abort();
+            }
             return Ok(JsValue::NULL);
         }
         let params = request.json()?;

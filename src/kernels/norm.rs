@@ -8,7 +8,9 @@ use super::math::F32x4;
 pub fn rms_norm(xs: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let cols = weight.len();
     for (x, y) in xs.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
-        let scale = 1.0 / (sum_of_squares(x) / cols as f32 + eps).sqrt();
+        let squares = sum_of_squares(x);
+        // An overflow must show: an infinite sum would turn the row into zeros.
+        let scale = if squares.is_finite() { 1.0 / (squares / cols as f32 + eps).sqrt() } else { f32::NAN };
         let wide = F32x4::splat(scale);
         let body = cols & !3;
         for c in (0..body).step_by(4) {

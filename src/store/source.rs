@@ -6,7 +6,7 @@ use wasm_bindgen::{JsCast, JsValue};
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{
     AbortController, Blob, ReadableStream, ReadableStreamDefaultReader, Request, RequestCache, RequestInit,
-    Response, WorkerGlobalScope,
+    Response, ResponseType, WorkerGlobalScope,
 };
 
 /// Where a file is read from.
@@ -21,8 +21,10 @@ pub enum Source {
 /// An open file: chunks come by [`Body::next`] in order.
 pub struct Body {
     reader: ReadableStreamDefaultReader,
-    /// The file's length, where it is known.
+    /// The file's length, where it is sure.
     pub total: Option<u64>,
+    /// The length that was announced: a body that ends before it was cut.
+    pub announced: Option<u64>,
 }
 
 impl Source {
@@ -70,9 +72,14 @@ impl Source {
                     let message = format!("{} {} for {url}", response.status(), response.status_text());
                     return Err(Error::http_status(message));
                 }
-                let total = content_length(&response);
+                let announced = content_length(&response);
                 let stream = response.body().ok_or_else(|| Error::network(format!("{url} has no body")))?;
-                Body::new(stream, total)
+                let mut body = Body::new(stream, announced)?;
+                if response.type_() == ResponseType::Cors {
+                    // A content encoding is not shown across origins, so the length may be that of the encoded bytes.
+                    body.total = None;
+                }
+                Ok(body)
             }
         }
     }
@@ -104,7 +111,7 @@ impl Body {
     fn new(stream: ReadableStream, total: Option<u64>) -> Result<Self> {
         let reader =
             stream.get_reader().dyn_into().map_err(|_| Error::network("the body's stream cannot be read"))?;
-        Ok(Self { reader, total })
+        Ok(Self { reader, total, announced: total })
     }
 
     /// The next chunk, or `None` at the end.
@@ -119,8 +126,11 @@ impl Body {
 
     /// Gives up the rest of the body.
     pub fn cancel(&self) {
-        // The promise only says when the stream is closed; a failure to close a stream that is given up means nothing.
-        let _ = self.reader.cancel();
+        let closed = JsFuture::from(self.reader.cancel());
+        wasm_bindgen_futures::spawn_local(async move {
+            // It is rejected where the stream had failed before; unheard, that would count as a fault of the worker.
+            let _ = closed.await;
+        });
     }
 }
 

@@ -101,7 +101,9 @@ impl Inner {
                 return Err(Error::closed("the engine was closed"));
             }
         }
-        if let Some(total) = body.total.filter(|total| loader.position() < *total && !loader.is_complete()) {
+        if let Some(total) =
+            body.announced.filter(|total| loader.position() < *total && !loader.is_complete())
+        {
             return Err(Error::network(format!(
                 "the body ended after {} of {total} bytes",
                 loader.position()

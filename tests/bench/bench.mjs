@@ -29,7 +29,7 @@ const model = path.resolve(value("--model", path.join(root, "models/qwen2.5-code
 const rounds = Number(value("--rounds", 3));
 const lengths = quick ? [128] : [32, 128, 512];
 const decodeTokens = quick ? 32 : 64;
-const guard = quick ? { tries: 1, quietSeconds: 5 } : { tries: 3, quietSeconds: 45 };
+const guard = quick ? { tries: 1, quietSeconds: 2 } : { tries: 3, quietSeconds: 45 };
 
 // wllama 3 is too slow for more than 32 tokens.
 const all = [

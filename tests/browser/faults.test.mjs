@@ -1,6 +1,7 @@
 // What goes wrong, and what must not: bad files, aborts, concurrent requests, killed workers, split characters.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
+import { createServer } from "node:http";
 import { after, before, test } from "node:test";
 import { model05, openBrowser, packagePage, packageSite } from "./harness.mjs";
 
@@ -291,4 +292,31 @@ test("a worker that traps rejects what is pending within a second, and a new loa
   assert.ok(found.ms <= DEATH_MS, `pending work was told after ${found.ms} ms`);
   assert.equal(found.tokens, 2);
   await page.close();
+});
+
+test("a body that breaks off is a network error, and the next mirror serves", async () => {
+  const bytes = await readFile(new URL("../fixtures/golden/tiny-q4km_h256_untied.gguf", import.meta.url));
+  const servers = [true, false].map((broken) =>
+    createServer((request, response) => {
+      response.writeHead(200, { "access-control-allow-origin": "*", "cross-origin-resource-policy": "cross-origin", "content-length": bytes.length });
+      if (broken) response.write(bytes.subarray(0, 300_000), () => response.destroy());
+      else response.end(bytes);
+    }),
+  );
+  const urls = await Promise.all(servers.map((server) => new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve(`http://127.0.0.1:${server.address().port}`)))));
+  const page = await packagePage(browser, site);
+  try {
+    const found = await page.run(async ([bad, good]) => {
+      const code = await window.qandle.load(`${bad}/x.gguf`, { threads: 1 }).then(() => "ok", (error) => error.code);
+      const engine = await window.qandle.load("hf:owner/repo/x.gguf", { threads: 1, mirrors: { hf: [bad, good] } });
+      const { name } = engine.info.model;
+      await engine.close();
+      return { code, name };
+    }, urls);
+    assert.equal(found.code, "network");
+    assert.ok(found.name.length > 0);
+  } finally {
+    await page.close();
+    for (const server of servers) server.close();
+  }
 });
