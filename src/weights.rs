@@ -5,7 +5,7 @@
 use crate::config::{self, head_dim, Config};
 use crate::error::{Error, Result};
 use crate::gguf::{Header, HeaderReader, Metadata, TensorInfo};
-use crate::kernels::{rope::Rope, DType, PackedMatrix, Packer};
+use crate::kernels::{rope::Rope, PackedMatrix, Packer};
 use crate::model::{Attention, Layer, Linear, Mlp, Model, RmsNorm};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -361,21 +361,3 @@ pub fn load_bytes(bytes: &[u8]) -> Result<(Model, Metadata, Plan)> {
     let (model, plan) = loader.finish()?;
     Ok((model, metadata, plan))
 }
-
-/// The types that can be served, for messages and tests.
-pub const SERVED: [DType; 14] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q2K,
-    DType::Q3K,
-    DType::Q4K,
-    DType::Q5K,
-    DType::Q6K,
-    DType::IQ4NL,
-];
