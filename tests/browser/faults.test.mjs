@@ -9,6 +9,7 @@ import { model05, openBrowser, packagePage, packageSite } from "./harness.mjs";
 const REJECT_MS = 100;
 const GROWTH = 1024 * 1024;
 const ABORT_MS = 300;
+const BUSY_UNITS = 20;
 const DEATH_MS = 1000;
 
 let site, browser;
@@ -155,9 +156,12 @@ for (const threads of [1, 2]) {
           const begun = performance.now();
           controller.abort();
           const name = await pending;
-          // The worker itself is free again when it answers the next small question.
+          const ms = performance.now() - begun;
+          // The worker itself is free again when it answers the next small question; what that takes by itself is the unit.
           await engine.logits(new Uint32Array([1]));
-          waits.push({ name, ms: performance.now() - begun });
+          const free = performance.now() - begun;
+          await engine.logits(new Uint32Array([1]));
+          waits.push({ name, ms, free, unit: performance.now() - begun - free });
         }
         const again = (await ask(short)).choices[0].token_ids;
         const session = (await ask(short, undefined, { session_id: "long" })).choices[0].token_ids;
@@ -168,10 +172,12 @@ for (const threads of [1, 2]) {
     );
     assert.deepEqual(found.again, found.cold);
     assert.deepEqual(found.session, found.cold);
-    console.log(`  aborts took ${found.waits.map(({ ms }) => Math.round(ms)).join(", ")} ms, a one-token pass after each included`);
-    for (const { name, ms } of found.waits) {
+    console.log(`  aborts took ${found.waits.map(({ ms, free, unit }) => `${Math.round(ms)} ms (worker free after ${Math.round(free)}, one token ${Math.round(unit)})`).join(", ")}`);
+    for (const { name, ms, free, unit } of found.waits) {
       assert.equal(name, "AbortError");
-      assert.ok(ms <= ABORT_MS + 150, `an abort and a one-token pass took ${ms} ms`);
+      assert.ok(ms <= ABORT_MS, `the abort returned after ${ms} ms`);
+      // As a ratio, since machines are noisy: far less than the prefill that was given up, which is 2,000 tokens.
+      assert.ok(free <= ABORT_MS + BUSY_UNITS * unit, `the worker was busy for ${free} ms, a one-token pass takes ${unit} ms`);
     }
     await page.close();
   });
