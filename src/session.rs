@@ -287,9 +287,13 @@ mod tests {
             all.put("a", session(&[1, 2, 3], 0.0), 2.0);
             assert_eq!(all.get("a", 3.0).map(|s| s.tokens), tokens);
             // The next turn of that name is a new one.
-            let next = all.take("a", 4.0).unwrap_or_else(|| session(&[], 4.0));
+            let next = all.take("a", 4.0).unwrap_or_else(|| session(&[7], 4.0));
             all.put("a", next, 5.0);
             assert!(all.get("a", 6.0).is_some());
+            // A turn that came to nothing leaves none behind.
+            assert!(all.take("new", 7.0).is_none());
+            all.put("new", session(&[], 7.0), 8.0);
+            assert!(all.get("new", 9.0).is_none());
         }
     }
 }
