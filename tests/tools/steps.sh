@@ -84,8 +84,4 @@ need_npm() {
   stamped "npm-${folder//\//-}" "$(hash_of "$(node --version)" -- "$folder/package.json" "$folder/package-lock.json")" "$folder/node_modules" \
     "npm packages of $folder" npm_ci "$folder"
 }
-# A registry that lacks an optional package of another system leaves it out of the lock file, which `npm ci` refuses.
-npm_ci() {
-  local flags=(--prefix "$1" --ignore-scripts --no-audit --no-fund)
-  npm "${flags[@]}" --loglevel=silent ci || npm "${flags[@]}" --loglevel=error --no-save install
-}
+npm_ci() { npm --prefix "$1" ci --ignore-scripts --no-audit --no-fund --loglevel=error; }
