@@ -9,7 +9,6 @@ import { model05, openBrowser, packagePage, packageSite } from "./harness.mjs";
 const REJECT_MS = 100;
 const GROWTH = 1024 * 1024;
 const ABORT_MS = 300;
-const BUSY_UNITS = 20;
 const DEATH_MS = 1000;
 
 let site, browser;
@@ -176,8 +175,8 @@ for (const threads of [1, 2]) {
     for (const { name, ms, free, unit } of found.waits) {
       assert.equal(name, "AbortError");
       assert.ok(ms <= ABORT_MS, `the abort returned after ${ms} ms`);
-      // As a ratio, since machines are noisy: far less than the prefill that was given up, which is 2,000 tokens.
-      assert.ok(free <= ABORT_MS + BUSY_UNITS * unit, `the worker was busy for ${free} ms, a one-token pass takes ${unit} ms`);
+      // Less what the small question takes by itself, measured in the same run.
+      assert.ok(free - unit <= ABORT_MS, `the worker was busy for ${free} ms, a one-token pass takes ${unit} ms`);
     }
     await page.close();
   });
