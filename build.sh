@@ -23,6 +23,7 @@ usage: ./build.sh COMMAND
   serve [--port N]                  builds what the page needs, fetches the default model, serves http://localhost:8080/
   test [--full]                     every check and test; --full adds the 1.5B, the other toolchain and Firefox on everything
   bench [--quick] [--json FILE]     speed and memory beside wllama and native llama.cpp
+  bench --kernels [--json FILE]     GB/s and GOP/s of every type's kernels, quantisation and attention
   model [0.5b|1.5b|r1]              fetches a model into models/ (default 0.5b)
 QANDLE_TOOLCHAIN=rustup|debian forces one of the two wasm toolchains.
 TXT
@@ -85,7 +86,7 @@ PY
 main() {
   command=${1:-help}
   shift || true
-  only='' port=8080 full='' quick='' json='' workload=''
+  only='' port=8080 full='' quick='' json='' workload='' kernels=''
   args=()
   while [ $# -gt 0 ]; do
     case $1 in
@@ -97,6 +98,7 @@ main() {
       --full) full=yes ;;
       --quick) quick=yes ;;
       --workload) workload=yes ;;
+      --kernels) kernels=yes ;;
       --json) json=${2:?--json needs a file}; shift ;;
       --json=*) json=${1#*=} ;;
       -h | --help) usage; exit 0 ;;
@@ -133,7 +135,7 @@ main() {
       exec node tests/tools/serve.mjs --port "$port"
       ;;
     test) run_tests ;;
-    bench) run_bench ;;
+    bench) if [ -n "$kernels" ]; then run_kernels; else run_bench; fi ;;
     model) need_model "${args[0]:-0.5b}" ;;
     help | -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown command $command" ;;

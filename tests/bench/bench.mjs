@@ -1,6 +1,6 @@
 // `./build.sh bench`: our four builds beside wllama and native llama.cpp, on the same file, in one run. Engines take turns
 // in every round, each in a fresh browser profile; the table shows medians over the rounds.
-//   node bench.mjs [--quick] [--model FILE] [--rounds N] [--engines NAME,NAME] [--json FILE]
+//   node bench.mjs [--quick] [--model FILE] [--rounds N] [--engines NAME,NAME] [--threads N] [--tiers NAME,NAME] [--browser firefox] [--json FILE]
 import { execFile, execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { mkdir, mkdtemp, rm, stat, writeFile } from "node:fs/promises";
@@ -41,8 +41,11 @@ const all = [
     { engine: "llama.cpp-native", tier: null, threads },
   ]),
 ];
-const wanted = value("--engines", "").split(",").filter(Boolean);
-const plans = wanted.length === 0 ? all : all.filter(({ engine }) => wanted.includes(engine));
+const browserName = value("--browser", "chromium");
+const listed = (name) => value(name, "").split(",").filter(Boolean);
+const among = (list, item) => list.length === 0 || list.includes(String(item));
+const [engines, tierNames, threadCounts] = ["--engines", "--tiers", "--threads"].map(listed);
+const plans = all.filter(({ engine, tier, threads }) => among(engines, engine) && among(threadCounts, threads) && (tier === null || among(tierNames, tier)));
 
 const build = path.join(root, ".build/bench");
 await mkdir(build, { recursive: true });
@@ -70,7 +73,7 @@ const log = (text) => console.log(`[${((performance.now() - began) / 1000).toFix
 
 /** Chats for all rounds, counted by our own tokenizer; native llama.cpp gets the same token ids. */
 async function makePrompts() {
-  const browser = await openBrowser("chromium");
+  const browser = await openBrowser(browserName);
   try {
     const page = await browser.open(`${sites[1].url}/`);
     await page.waitForFunction(() => window.loadEngine !== undefined);
@@ -94,7 +97,7 @@ async function makePrompts() {
 }
 
 async function measureBandwidth() {
-  const browser = await openBrowser("chromium");
+  const browser = await openBrowser(browserName);
   try {
     const page = await browser.open(`${sites[2].url}/`);
     await page.waitForFunction(() => window.bandwidth !== undefined);
@@ -124,7 +127,7 @@ async function wasmBytes(page) {
 async function runInBrowser(plan, prompts) {
   const { engine: name, tier, threads, lengths: own = lengths, decodeTokens: decode = decodeTokens } = plan;
   const result = { prefill: {}, foreign: [] };
-  const browser = await openBrowser("chromium");
+  const browser = await openBrowser(browserName);
   try {
     const visit = async () => {
       const page = await browser.open(`${sites[threads].url}/`);
@@ -145,6 +148,13 @@ async function runInBrowser(plan, prompts) {
       if (run.promptTokens !== undefined && Math.abs(run.promptTokens + (run.cachedTokens ?? 0) - length) > length / 2) log(`${label(plan)}: counted ${run.promptTokens} prompt tokens for ${length}`);
       if (run.tokens > 8) result.decode = run.decode;
     }
+    if (name === "qandle" && samples[plans.indexOf(plan)].length === 0) {
+      const { ids } = prompts[128];
+      result.profile = {
+        decode: await page.evaluate((i, n) => window.complete(i, n), ids.slice(0, 1), decode),
+        prefill: await page.evaluate((i, n) => window.complete(i, n), ids, 1),
+      };
+    }
     if (!quick && own.length > 1) {
       const first = await chat(prompts.turns.messages, { maxTokens: 64, turn: 1 });
       const messages = [...prompts.turns.messages, { role: "assistant", content: first.text }, { role: "user", content: followUp }];
@@ -159,6 +169,27 @@ async function runInBrowser(plan, prompts) {
       result.loadMs.warm = warm.loadMs;
     }
     return result;
+  } finally {
+    await browser.close();
+  }
+}
+
+/** What a long context costs: attention's rate in the prefill of 2,048 tokens, and decode after 128 and 4,096. */
+async function measureContext(plan, prompts) {
+  const browser = await openBrowser(browserName);
+  try {
+    const page = await browser.open(`${sites[plan.threads].url}/`);
+    await page.waitForFunction(() => window.loadEngine !== undefined);
+    await page.evaluate((options) => window.loadEngine(options), { name: plan.engine, tier: plan.tier, threads: plan.threads, contextLength: 4352 });
+    const ids = prompts[512].ids;
+    const long = (length) => Array.from({ length }, (_, i) => ids[i % ids.length]);
+    const complete = (length, tokens) => page.evaluate((i, n) => window.complete(i, n), long(length), tokens);
+    await complete(32, 8);
+    const { value: middle } = await sample(() => complete(2048, 1), guard);
+    const attention = middle.kernels.find(({ name }) => name === "attention");
+    const decode = {};
+    for (const length of [128, 4096]) decode[length] = (await sample(() => complete(length, 33), { ...guard, tries: 1 })).value.decode;
+    return { tier: plan.tier, threads: plan.threads, attentionGflops: attention.ops / attention.ms / 1e6, decode };
   } finally {
     await browser.close();
   }
@@ -199,6 +230,10 @@ for (let round = 0; round < rounds; round++) {
     }
   }
 }
+const contexts = [];
+if (!quick) {
+  for (const plan of plans.filter(({ engine, tier, threads }) => engine === "qandle" && tier === "relaxed" && threads === 1)) contexts.push(await measureContext(plan, prompts[0]));
+}
 await sites[1].close();
 await sites[2].close();
 
@@ -213,6 +248,7 @@ const rows = plans.map(({ engine, tier, threads }, i) => {
     memoryBytes: memory.length === 0 ? null : Math.max(...memory),
     rssBytes: of(({ rssBytes }) => rssBytes),
     secondTurnTtftMs: of(({ secondTurnTtftMs }) => secondTurnTtftMs),
+    profile: samples[i][0]?.profile ?? null,
     samples: samples[i].length,
     foreignCores: Math.max(0, ...samples[i].flatMap(({ foreign }) => foreign)),
   };
@@ -223,6 +259,7 @@ const report = {
   model: { file: modelName, bytes: (await stat(model)).size, tensorBytes: bytes.total, bytesPerToken: bytes.perToken },
   rows,
   readGBps,
+  contexts,
 };
 printTable(report);
 const json = value("--json", null);

@@ -4,7 +4,7 @@
 const show = (value, digits = 1) => (value === null || value === undefined ? "-" : value.toFixed(digits));
 const times = (ours, theirs) => (ours === null || theirs === null ? "-" : `${(ours / theirs).toFixed(2)}×`);
 
-export function printTable({ machine, browser, model, rows, readGBps }) {
+export function printTable({ machine, browser, model, rows, readGBps, contexts }) {
   console.log(`\n${model.file} · ${browser} · ${machine.cpu}, ${machine.cores} cores`);
   console.log(`medians; tok/s, s, MB; "×" is against the better wllama with as many threads; limit ${[1, 2].map((n) => `${((1e9 * readGBps[n]) / model.bytesPerToken).toFixed(1)} tok/s (${readGBps[n].toFixed(1)} GB/s, ${n} thread${n > 1 ? "s" : ""})`).join(", ")}\n`);
   const best = (threads, pick) => {
@@ -27,5 +27,31 @@ export function printTable({ machine, browser, model, rows, readGBps }) {
   });
   const widths = head.map((title, i) => Math.max(title.length, ...lines.map((line) => line[i].length)));
   for (const line of [head, ...lines]) console.log(line.map((cell, i) => (i < 2 ? cell.padEnd(widths[i]) : cell.padStart(widths[i]))).join("  "));
+  beside("native llama.cpp", rows, rows.filter((row) => row.engine === "llama.cpp-native"));
+  for (const row of rows.filter(({ profile }) => profile)) {
+    for (const phase of ["decode", "prefill"]) printProfile(`${row.engine} ${row.tier}, ${row.threads} thread${row.threads > 1 ? "s" : ""}, ${phase}`, row.profile[phase]);
+  }
+  for (const { tier, threads, attentionGflops, decode } of contexts) {
+    console.log(`${tier}, ${threads} thread: attention in the prefill of 2048 tokens ${show(attentionGflops)} GFLOP/s; decode ${show(decode[128])} tok/s after 128 tokens, ${show(decode[4096])} after 4096 (a token costs ${times(decode[128], decode[4096])})`);
+  }
   console.log("");
+}
+
+/** Each of ours beside one more engine with as many threads. */
+function beside(name, rows, theirs) {
+  for (const row of rows.filter(({ engine }) => engine === "qandle")) {
+    const other = theirs.find(({ threads }) => threads === row.threads);
+    if (other === undefined) continue;
+    const prefill = [128, 512].filter((length) => row.prefill[length] !== null).map((length) => `prefill ${length} ${times(row.prefill[length], other.prefill[length])}`);
+    console.log(`beside ${name}: ${row.tier}, ${row.threads} thread${row.threads > 1 ? "s" : ""}: decode ${times(row.decode, other.decode)}, ${prefill.join(", ")}`);
+  }
+}
+
+/** Where the time went: per kernel its share, GB/s of weights or cache read, and GOP/s. */
+function printProfile(title, { decode, tokens, wallMs, outsideKernelsMs, kernels }) {
+  const parts = kernels.sort((a, b) => b.ms - a.ms).map(({ name, ms, bytes, ops }) => `${name} ${((100 * ms) / wallMs).toFixed(0)} % (${(bytes / ms / 1e6).toFixed(1)} GB/s, ${(ops / ms / 1e6).toFixed(0)} GOP/s)`);
+  // Between two tokens as the page sees them there are sampling, text and messages too.
+  const inside = kernels.reduce((sum, { ms }) => sum + ms, 0) / tokens;
+  const seen = decode === null ? "" : `, ${(1000 / decode).toFixed(2)} ms between two on the page, of that outside kernels ${(100 - (inside * decode) / 10).toFixed(1)} %`;
+  console.log(`${title}: ${(wallMs / tokens).toFixed(2)} ms a token, outside kernels ${((100 * outsideKernelsMs) / wallMs).toFixed(1)} %${seen}; ${parts.join(", ")}`);
 }

@@ -129,3 +129,11 @@ run_bench() {
   [ -z "$json" ] || options+=(--json "$json")
   node tests/bench/bench.mjs "${options[@]}"
 }
+
+run_kernels() {
+  need_chromium
+  prepare_wasm
+  local tier
+  for tier in simd128 relaxed; do step "kernels $tier" compile_kernels "$tier"; done
+  node tests/bench/kernels.mjs "$build/kernels" ${json:+--json "$json"}
+}

@@ -3,6 +3,10 @@
 
 max_raw=5000000 max_gzip=1500000
 
+# What wasm-opt may meet in every build.
+wasm_features=(--enable-simd --enable-bulk-memory --enable-bulk-memory-opt --enable-mutable-globals --enable-sign-ext
+  --enable-nontrapping-float-to-int --enable-reference-types --enable-multivalue)
+
 locked_version() { awk -v want="name = \"$1\"" '$0 == want { getline; gsub(/[^0-9.]/, ""); print; exit }' Cargo.lock; }
 
 # wasm-bindgen must be exactly the crate's version. It needs no TLS: nothing is downloaded by it.
@@ -34,8 +38,7 @@ build_wasm() {
 }
 
 compile_wasm() {
-  local tier=$1 cargo_args=() features=(--enable-simd --enable-bulk-memory --enable-bulk-memory-opt --enable-mutable-globals --enable-sign-ext
-    --enable-nontrapping-float-to-int --enable-reference-types --enable-multivalue)
+  local tier=$1 cargo_args=() features=("${wasm_features[@]}")
   case $tier in
     page) cargo_args=(--no-default-features --features page) ;;
     *_threads) cargo_args=(--features threads); features+=(--enable-threads) ;;
@@ -59,4 +62,16 @@ print_size() {
   raw=$(stat -c %s "$file") gzip=$(gzip -9 -c "$file" | wc -c)
   note "qandle_$1.wasm: $raw bytes, $gzip gzipped (limits $max_raw, $max_gzip)"
   [ "$raw" -le "$max_raw" ] && [ "$gzip" -le "$max_gzip" ] || die "qandle_$1.wasm is over its limit of $max_raw bytes, $max_gzip gzipped"
+}
+
+# The measured kernels as a module of their own, made as the tier is.
+compile_kernels() {
+  local tier=$1 features=("${wasm_features[@]}") out=$build/kernels built
+  case $tier in relaxed*) features+=(--enable-relaxed-simd) ;; esac
+  built=$(wasm_cargo_run "$tier" build --quiet --locked --release --bench kernels --message-format json |
+    node -e 'const lines = require("node:fs").readFileSync(0, "utf8").split("\n").filter(Boolean).map(JSON.parse);
+      console.log(lines.flatMap(({ target, filenames }) => (target?.name === "kernels" ? filenames : [])).find((name) => name.endsWith(".wasm")))')
+  "$bindgen" --target web --no-typescript --out-name "kernels_$tier" --out-dir "$out" "$built"
+  tests/node_modules/.bin/wasm-opt -O1 "${features[@]}" -o "$out/optimised.wasm" "$out/kernels_${tier}_bg.wasm"
+  mv "$out/optimised.wasm" "$out/kernels_${tier}_bg.wasm"
 }

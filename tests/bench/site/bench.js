@@ -8,15 +8,24 @@ const END_TOKENS = { 151643: -100, 151645: -100 };
 
 let engine;
 
-async function qandle({ tier, threads }) {
+async function qandle({ tier, threads, contextLength = CONTEXT }) {
   const { load } = await import("/pkg/index.js");
-  const loaded = await load(MODEL, { tier, threads, contextLength: CONTEXT });
+  const loaded = await load(MODEL, { tier, threads, contextLength });
   let session = 0;
   return {
     count: (messages) => loaded.countTokens(messages),
     tokens: async (messages) => Array.from(await loaded.tokenize(await loaded.applyChatTemplate(messages), { special: true })),
     memory: () => loaded.info.memory.wasmBytes,
     runtime: loaded.info.runtime,
+    profile: () => loaded.profile(),
+    async complete(ids, maxTokens, onToken) {
+      session += 1;
+      const stream = await loaded.completions.create({
+        prompt: ids, max_tokens: maxTokens, temperature: 0, stream: true, session_id: `bench-${session}`, cache: "off", return_tokens: true, logit_bias: END_TOKENS,
+      });
+      for await (const chunk of stream) onToken(chunk.choices[0]?.token_ids?.length ?? 0);
+      await loaded.sessions.delete(`bench-${session}`);
+    },
     async chat(messages, { maxTokens, turn }, onToken) {
       if (turn !== 2) session += 1;
       const stream = await loaded.chat.completions.create({
@@ -127,6 +136,25 @@ window.chat = async (messages, options) => {
   });
   const decodeMs = at.at(-1) - at[0];
   return { ...reply, tokens: at.length, ttftMs: at[0] - began, decode: at.length > 1 ? (1000 * (at.length - 1)) / decodeMs : null };
+};
+
+/** Decode speed after a prompt of token ids, and where the time went, by kernel. */
+window.complete = async (ids, maxTokens) => {
+  const at = [];
+  const before = await engine.profile();
+  await engine.complete(ids, maxTokens, (tokens) => {
+    for (let i = 0; i < tokens; i++) at.push(performance.now());
+  });
+  const after = await engine.profile();
+  const kernels = after.kernels.map((kernel) => {
+    const old = before.kernels.find(({ name }) => name === kernel.name);
+    return { ...kernel, ...Object.fromEntries(["calls", "ms", "bytes", "ops"].map((key) => [key, kernel[key] - (old?.[key] ?? 0)])) };
+  });
+  const less = (key) => after[key] - before[key];
+  return {
+    decode: at.length > 1 ? (1000 * (at.length - 1)) / (at.at(-1) - at[0]) : null,
+    tokens: less("tokens"), wallMs: less("wallMs"), outsideKernelsMs: less("outsideKernelsMs"), kernels: kernels.filter(({ calls }) => calls > 0),
+  };
 };
 
 window.count = (messages) => engine.count(messages);
