@@ -9,7 +9,7 @@ pub use text_side::TextSide;
 
 use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
-use crate::generation::{Finish, Progress, Step, Turn, TurnRequest};
+use crate::generation::{first_slice, Finish, Progress, Step, Turn, TurnRequest};
 use crate::metrics::{ms_since, RequestRecord, Timings, Window};
 use crate::model::{Model, Want};
 use crate::openai::{extra, Body, Frame, Prompt};
@@ -45,6 +45,7 @@ pub struct Engine {
     sessions: Sessions,
     window: Window,
     requests: u64,
+    slice: usize,
 }
 
 /// A chat or completion under way.
@@ -81,7 +82,9 @@ impl Engine {
         let context_length = context_length(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
         let sessions = Sessions::new(options.limits);
-        Ok(Self { model, text, plan, name, context_length, sessions, window: Window::default(), requests: 0 })
+        let slice = first_slice(&model);
+        let window = Window::default();
+        Ok(Self { model, text, plan, name, context_length, sessions, window, requests: 0, slice })
     }
 
     /// Bytes of weights, and of the KV cache and the rotary table at the full context.
@@ -274,6 +277,7 @@ impl Engine {
             context_length: self.context_length,
             random_seed,
             never: self.text.never.clone(),
+            slice: self.slice,
         };
         let turn = match Turn::new(&self.model, self.text.tokenizer.as_ref(), session, request) {
             Ok(turn) => turn,
@@ -321,6 +325,7 @@ impl Engine {
 
     /// Takes a job's session back, whatever became of it.
     pub fn drop_job(&mut self, job: Job) {
+        self.slice = job.turn.slice();
         self.sessions.put(&job.session, job.turn.into_session(), now_ms());
     }
 

@@ -102,10 +102,37 @@ impl Error {
     }
 }
 
+/// For errors that pass through a candle operation; [`Error`]'s own conversion gets them back.
+#[cfg(feature = "engine")]
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        candle_core::Error::WrappedContext { wrapped: Box::new(error), context: String::new() }
+    }
+}
+
 #[cfg(feature = "engine")]
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        // Shapes were validated when the model was loaded; what remains is a size candle could not serve.
-        Error::BadModel(format!("tensor operation failed: {error}"))
+        match error {
+            candle_core::Error::WithBacktrace { inner, .. } => (*inner).into(),
+            candle_core::Error::WrappedContext { wrapped, .. } if wrapped.is::<Error>() => wrapped
+                .downcast::<Error>()
+                .map_or_else(|_| unreachable!("its type was just asked"), |error| *error),
+            // Shapes were validated when the model was loaded; what remains is a size candle could not serve.
+            error => Error::BadModel(format!("tensor operation failed: {error}")),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "engine"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_its_code_through_a_candle_operation() {
+        let through: Error = candle_core::Error::from(Error::numeric("a key is not finite")).bt().into();
+        assert_eq!((through.code(), through.message().as_str()), ("numeric", "a key is not finite"));
+        let own: Error = candle_core::Error::Msg("shape".into()).into();
+        assert_eq!(own.code(), "bad_model");
     }
 }

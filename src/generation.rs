@@ -2,6 +2,7 @@
 //! a bounded time (a layer at a time if need be), so the worker can answer messages in between.
 
 use crate::error::{Error, Result};
+use crate::kernels::parallel::team;
 use crate::metrics::ms_since;
 use crate::model::{Advance, Model, Pass, Want};
 use crate::sampler::{Sampler, SamplingParams};
@@ -13,10 +14,12 @@ use web_time::Instant;
 
 /// A step gives control back after this long, ms.
 const STEP_MS: f64 = 40.0;
-/// One layer of a slice should not take longer than this, ms; the slice adapts to it.
-const LAYER_MS: f64 = 40.0;
-/// Tokens of the first slice, and the least and most later ones may have: whole tiles of the matrix kernels.
+/// One layer of a slice should not take longer than this, ms; the slice adapts to it. A slow machine stays below 100.
+const LAYER_MS: f64 = 80.0;
+/// Tokens that a slice has at least and at most: whole tiles of the matrix kernels.
 const SLICE: Range<usize> = 8..128;
+/// Operations of a layer in an engine's first slice, before its speed is known: 100 ms at a speed of 16 GOP/s.
+const FIRST_LAYER_OPS: u64 = 1_600_000_000;
 
 /// What a turn is to do.
 #[derive(Debug, Clone)]
@@ -33,6 +36,15 @@ pub struct TurnRequest {
     pub random_seed: u64,
     /// Ids that are never sampled: holes of the vocabulary.
     pub never: Vec<Range<u32>>,
+    /// Tokens of the first slice: what an earlier turn came to ([`Turn::slice`]), or [`first_slice`].
+    pub slice: usize,
+}
+
+/// A first slice that no machine of the last ten years works on for long.
+pub fn first_slice(model: &Model) -> usize {
+    let a_token = 2 * model.parameters() / model.config.num_hidden_layers.max(1) as u64;
+    let fits = FIRST_LAYER_OPS / a_token.max(1);
+    (fits as usize / SLICE.start * SLICE.start).clamp(SLICE.start, SLICE.end)
 }
 
 /// Why a turn ended.
@@ -180,12 +192,17 @@ impl Turn {
             history: request.prompt.clone(),
             progress: Progress { prompt_tokens: n, reused_tokens, ..Default::default() },
             session,
+            slice: request.slice,
             request,
             pass: None,
-            slice: SLICE.start * 2,
             begun: Instant::now(),
             first_token: None,
         })
+    }
+
+    /// Tokens of a slice that suit this machine, as far as is known.
+    pub fn slice(&self) -> usize {
+        self.slice
     }
 
     /// Counts and times so far.
@@ -200,7 +217,7 @@ impl Turn {
 
     /// Works for about [`STEP_MS`] or until there is something to show.
     pub fn step(&mut self, model: &Model, tokenizer: Option<&Tokenizer>) -> Result<Step> {
-        let result = self.step_inner(model, tokenizer);
+        let result = team(|| self.step_inner(model, tokenizer));
         if matches!(result, Err(Error::Numeric(_))) {
             // What made the logits senseless may stand in the cache as well.
             self.session.truncate(0);

@@ -5,7 +5,7 @@
 //! so a pass that is given up half-way leaves the cache as it was.
 
 use crate::error::{Error, Result};
-use crate::kernels::math::to_f16_bits;
+use crate::kernels::math::F32x4;
 use std::sync::Arc;
 
 /// Positions in a page.
@@ -149,9 +149,11 @@ impl KvCache {
         Ok(())
     }
 
-    /// Writes the rotated keys and the values of one layer at position `len + ahead`, each (Hkv, D).
+    /// Writes the rotated keys and the values of one layer at position `len + ahead`, each (Hkv, D), as the nearest f16.
     ///
-    /// The room must have been made by [`KvCache::reserve`].
+    /// # Errors
+    /// `numeric` where one is infinite or NaN: what reads the pages relies on finite halves. `out_of_memory` where the
+    /// room was not made by [`KvCache::reserve`].
     pub fn write(&mut self, layer: usize, ahead: usize, keys: &[f32], values: &[f32]) -> Result<()> {
         let (position, shape) = (self.len + ahead, self.shape);
         let page = self.pages.get_mut(position / PAGE).and_then(Arc::get_mut).ok_or_else(|| {
@@ -160,16 +162,32 @@ impl KvCache {
         let at = position % PAGE;
         let half = shape.half_len();
         let (k, v) = page.data[2 * layer * half..][..2 * half].split_at_mut(half);
-        for (i, x) in keys.iter().enumerate() {
-            k[i * PAGE + at] = to_f16_bits(*x); // (Hkv, D, 64)
+        let mut finite = true;
+        let mut halves = |xs: &[f32]| {
+            let mut four = [0.0; 4];
+            four[..xs.len()].copy_from_slice(xs);
+            let four = F32x4::load(&four);
+            finite &= four.is_finite();
+            four.to_f16()
+        };
+        for (xs, out) in keys.chunks(4).zip(k.chunks_mut(4 * PAGE)) {
+            for (x, column) in halves(xs).into_iter().zip(out.chunks_exact_mut(PAGE)) {
+                column[at] = x; // (Hkv, D, 64)
+            }
         }
         for (head, row) in values.chunks_exact(shape.head_dim).enumerate() {
             let out = &mut v[(head * PAGE + at) * shape.head_dim..][..shape.head_dim]; // (Hkv, 64, D)
-            for (o, x) in out.iter_mut().zip(row) {
-                *o = to_f16_bits(*x);
+            for (xs, out) in row.chunks(4).zip(out.chunks_mut(4)) {
+                out.copy_from_slice(&halves(xs)[..out.len()]);
             }
         }
-        Ok(())
+        if finite {
+            Ok(())
+        } else {
+            Err(Error::numeric(format!(
+                "a key or a value of layer {layer} at position {position} is not a finite number"
+            )))
+        }
     }
 
     /// Makes `tokens` written positions visible.

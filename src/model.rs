@@ -6,10 +6,11 @@
 
 use crate::config::{head_dim, kv_shape, Config};
 use crate::error::{Error, Result};
+use crate::kernels::parallel::team;
 use crate::kernels::{activation, attention, matmul, norm, rope::Rope, Activations, Job, PackedMatrix};
 use crate::kv_cache::KvCache;
 use crate::metrics::{book_pass, ms_since, timed};
-use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Shape, Tensor};
 use std::cell::RefCell;
 use std::sync::Arc;
 use web_time::Instant;
@@ -30,36 +31,26 @@ impl Linear {
         Self { name, parts, rows, bytes }
     }
 
-    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        xs.apply_op1_no_bwd(self) // (T, rows)
+    /// W · input(xs) + bias: (T, K) → (T, rows).
+    fn forward(&self, xs: &Tensor, input: Input) -> candle_core::Result<Tensor> {
+        xs.apply_op1_no_bwd(&Project { linear: self, input })
+    }
+
+    /// residual + W · input(xs) + bias.
+    fn forward_add(&self, xs: &Tensor, input: Input, residual: &Tensor) -> candle_core::Result<Tensor> {
+        xs.apply_op2_no_bwd(residual, &Project { linear: self, input })
     }
 }
 
-impl CustomOp1 for Linear {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let (t, k) = layout.shape().dims2()?;
-        let xs = contiguous(storage, layout)?;
-        let mut out = vec![0.0; t * self.rows];
-        let ops = 2 * t as u64 * k as u64 * self.rows as u64;
-        timed(self.name, self.bytes, ops, || {
-            let mut at = 0;
-            let jobs: Vec<Job> = self
-                .parts
-                .iter()
-                .map(|(w, bias)| {
-                    let job = Job { w, bias: bias.as_deref(), at };
-                    at += w.rows();
-                    job
-                })
-                .collect();
-            matmul(&jobs, &Activations::new(xs, t, k), &mut out, self.rows);
-        });
-        Ok((CpuStorage::F32(out), (t, self.rows).into()))
-    }
+/// What a linear layer reads of its input; made row by row where the activations are quantised.
+#[derive(Clone, Copy)]
+enum Input<'a> {
+    /// The rows as they are.
+    Plain,
+    /// The rows, normalised.
+    Normed(&'a RmsNorm),
+    /// Of rows of gates and ups, silu(gate) · up.
+    SwiGlu,
 }
 
 /// Root-mean-square normalisation with a learned gain.
@@ -70,38 +61,75 @@ pub struct RmsNorm {
     pub eps: f32,
 }
 
-impl RmsNorm {
-    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        xs.apply_op1_no_bwd(self) // (T, C)
+/// A linear layer at work.
+struct Project<'a> {
+    linear: &'a Linear,
+    input: Input<'a>,
+}
+
+impl Project<'_> {
+    /// Adds to `out` (T, rows) where it holds a residual; an empty one is made.
+    fn run(
+        &self,
+        storage: &CpuStorage,
+        layout: &Layout,
+        mut out: Vec<f32>,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (t, width) = layout.shape().dims2()?;
+        let xs = contiguous(storage, layout)?;
+        let Linear { name, parts, rows, bytes } = self.linear;
+        let k = if matches!(self.input, Input::SwiGlu) { width / 2 } else { width };
+        let ops = 2 * t as u64 * k as u64 * *rows as u64;
+        timed(name, *bytes, ops, || {
+            let add = !out.is_empty();
+            out.resize(t * rows, 0.0);
+            let mut at = 0;
+            let jobs: Vec<Job> = parts
+                .iter()
+                .map(|(w, bias)| {
+                    let job = Job { w, bias: bias.as_deref(), at, add };
+                    at += w.rows();
+                    job
+                })
+                .collect();
+            let activations = match self.input {
+                Input::Plain => Activations::new(xs, t, k),
+                Input::Normed(RmsNorm { weight, eps }) => Activations::made(t, k, |t, out| {
+                    norm::rms_norm(&xs[t * k..][..k], weight, *eps, out);
+                }),
+                Input::SwiGlu => Activations::made(t, k, |t, out| {
+                    activation::swiglu(&xs[t * width..][..width], k, out);
+                }),
+            };
+            matmul(&jobs, &activations, &mut out, *rows);
+        });
+        Ok((CpuStorage::F32(out), (t, *rows).into()))
     }
 }
 
-impl CustomOp1 for RmsNorm {
+impl CustomOp1 for Project<'_> {
     fn name(&self) -> &'static str {
-        "rms_norm"
+        self.linear.name
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let xs = contiguous(storage, layout)?;
-        let mut out = vec![0.0; xs.len()];
-        timed("rms_norm", 0, 4 * xs.len() as u64, || norm::rms_norm(xs, &self.weight, self.eps, &mut out));
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
+        self.run(storage, layout, Vec::new())
     }
 }
 
-struct SwiGlu;
-
-impl CustomOp1 for SwiGlu {
+impl CustomOp2 for Project<'_> {
     fn name(&self) -> &'static str {
-        "swiglu"
+        self.linear.name
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let (t, both) = layout.shape().dims2()?;
-        let xs = contiguous(storage, layout)?;
-        let mut out = vec![0.0; xs.len() / 2];
-        timed("swiglu", 0, 12 * out.len() as u64, || activation::swiglu(xs, both / 2, &mut out));
-        Ok((CpuStorage::F32(out), (t, both / 2).into()))
+    fn cpu_fwd(
+        &self,
+        storage: &CpuStorage,
+        layout: &Layout,
+        residual: &CpuStorage,
+        residual_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.run(storage, layout, contiguous(residual, residual_layout)?.to_vec())
     }
 }
 
@@ -133,12 +161,11 @@ impl CustomOp1 for Attend<'_> {
                 cache.write(self.layer, i, k, v)?;
             }
             Ok::<(), Error>(())
-        })
-        .map_err(candle_core::Error::wrap)?;
+        })?;
         let mut out = vec![0.0; t * q_width];
-        let seen = start + t;
-        let bytes = (seen * kv_width * 4) as u64;
-        timed("attention", bytes, 4 * t as u64 * seen as u64 * q_width as u64, || {
+        let bytes = ((start + t) * kv_width * 4) as u64;
+        let seen: u64 = (start + 1..=start + t).map(|positions| positions as u64).sum();
+        timed("attention", bytes, 4 * seen * q_width as u64, || {
             attention::Attention { heads, layer: self.layer, start }.run(&qkv, width, cache, &mut out)
         });
         Ok((CpuStorage::F32(out), (t, q_width).into()))
@@ -163,17 +190,19 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// xs + attention(norm(xs)).
     fn forward(
         &self,
         xs: &Tensor,
+        norm: &RmsNorm,
         layer: usize,
         rope: &Rope,
         cache: &mut KvCache,
     ) -> candle_core::Result<Tensor> {
-        let qkv = self.qkv_proj.forward(xs)?; // (T, (H + 2·Hkv)·D)
+        let qkv = self.qkv_proj.forward(xs, Input::Normed(norm))?; // (T, (H + 2·Hkv)·D)
         let attend = Attend { attention: self, layer, rope, cache: RefCell::new(cache) };
         let ys = qkv.apply_op1_no_bwd(&attend)?; // (T, H·D)
-        self.o_proj.forward(&ys)
+        self.o_proj.forward_add(&ys, Input::Plain, xs)
     }
 }
 
@@ -186,9 +215,10 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        let gate_up = self.gate_up_proj.forward(xs)?; // (T, 2·I)
-        self.down_proj.forward(&gate_up.apply_op1_no_bwd(&SwiGlu)?)
+    /// xs + mlp(norm(xs)).
+    fn forward(&self, xs: &Tensor, norm: &RmsNorm) -> candle_core::Result<Tensor> {
+        let gate_up = self.gate_up_proj.forward(xs, Input::Normed(norm))?; // (T, 2·I)
+        self.down_proj.forward_add(&gate_up, Input::SwiGlu, xs)
     }
 }
 
@@ -212,10 +242,8 @@ impl Layer {
         rope: &Rope,
         cache: &mut KvCache,
     ) -> candle_core::Result<Tensor> {
-        let ys = self.self_attn.forward(&self.input_layernorm.forward(xs)?, layer, rope, cache)?;
-        let xs = (xs + ys)?;
-        let ys = self.mlp.forward(&self.post_attention_layernorm.forward(&xs)?)?;
-        xs + ys
+        let xs = self.self_attn.forward(xs, &self.input_layernorm, layer, rope, cache)?;
+        self.mlp.forward(&xs, &self.post_attention_layernorm)
     }
 }
 
@@ -318,6 +346,10 @@ impl Model {
 
     /// Runs the next layer; after the last one the head too, and commits the cache.
     pub fn advance(&self, pass: &mut Pass, cache: &mut KvCache) -> Result<Advance> {
+        team(|| self.advance_by_team(pass, cache))
+    }
+
+    fn advance_by_team(&self, pass: &mut Pass, cache: &mut KvCache) -> Result<Advance> {
         let begun = Instant::now();
         if let Some(layer) = self.layers.get(pass.layer) {
             pass.xs = layer.forward(&pass.xs, pass.layer, &self.rope, cache)?; // (T, C)
@@ -347,7 +379,7 @@ impl Model {
     }
 
     fn head(&self, xs: &Tensor) -> Result<Vec<f32>> {
-        let logits = self.lm_head.forward(&self.norm.forward(xs)?)?; // (T, V)
+        let logits = self.lm_head.forward(xs, Input::Normed(&self.norm))?; // (T, V)
         let (storage, layout) = logits.storage_and_layout();
         match &*storage {
             candle_core::Storage::Cpu(cpu) => Ok(contiguous(cpu, layout)?.to_vec()),

@@ -191,6 +191,7 @@ export class Client {
       case "error":
         return this.#answer(data);
       case "locked":
+      case "threads":
       case "ready":
       case "fatal":
         return this.#hooks.onState?.(data);

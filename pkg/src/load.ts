@@ -64,6 +64,7 @@ export function load(source: ModelSource, options?: LoadOptions): Promise<Engine
 
 const browserLoad = makeLoad({
   createWorker: browserHost.createWorker,
+  createThread: browserHost.createThread,
   get locks() {
     return browserHost.locks;
   },

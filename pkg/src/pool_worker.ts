@@ -1,15 +1,13 @@
 // Entry of one thread of the pool: shares the engine's module and memory, and works until it is terminated. While it
 // works the engine's own thread may be waiting for it, so a trap is told to the page directly.
 
-import { openDeathChannel } from "./death_channel.js";
 import { messageOf } from "./errors.js";
-import type { PoolInit, PoolReply } from "./pool.js";
-import type { PoolMessage } from "./protocol.js";
+import type { ThreadInit, ThreadReply } from "./protocol.js";
 import type { Tier } from "./types.js";
 
 /** What a threaded build exports to a pool thread. */
 export interface ThreadGlue {
-  default(init: PoolInit["init"]): Promise<unknown>;
+  default(init: ThreadInit["init"]): Promise<unknown>;
   /** Runs the pool's loop; returns when the pool ends. */
   wbg_rayon_start_worker(receiver: number): void;
 }
@@ -25,8 +23,8 @@ function importGlue(tier: Tier): Promise<ThreadGlue> {
   }
 }
 
-async function run({ tier, lockName, init, receiver }: PoolInit): Promise<void> {
-  const reply = (message: PoolReply) => globalThis.postMessage(message);
+async function run({ tier, init, receiver }: ThreadInit): Promise<void> {
+  const reply = (message: ThreadReply) => globalThis.postMessage(message);
   let glue: ThreadGlue;
   try {
     glue = await importGlue(tier);
@@ -38,9 +36,10 @@ async function run({ tier, lockName, init, receiver }: PoolInit): Promise<void> 
   try {
     glue.wbg_rayon_start_worker(receiver);
   } catch (trap) {
-    const message: PoolMessage = { type: "fatal", message: `a thread trapped: ${messageOf(trap)}` };
-    openDeathChannel(lockName)?.postMessage(message);
+    reply({ type: "fatal", message: messageOf(trap) });
   }
 }
 
-globalThis.addEventListener("message", ({ data }: MessageEvent<PoolInit>) => void run(data), { once: true });
+globalThis.addEventListener("message", ({ data }: MessageEvent<ThreadInit>) => void run(data), {
+  once: true,
+});

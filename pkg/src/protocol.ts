@@ -82,6 +82,31 @@ export interface RequestMessage<M extends Method = Method> {
 /** Page → worker, after `init`. */
 export type ToWorker = RequestMessage | { type: "cancel"; id: number };
 
+/** Worker → page while a threaded build starts: threads that share this module and memory are wanted. */
+export interface ThreadsWanted {
+  type: "threads";
+  count: number;
+  init: { module_or_path: WebAssembly.Module; memory: WebAssembly.Memory };
+  /** Address of the channel from which threads take their work. */
+  receiver: number;
+}
+
+/** Page → worker: all threads listen. */
+export interface ThreadsReady {
+  type: "threads";
+}
+
+/** Page → thread, once. */
+export interface ThreadInit extends Pick<ThreadsWanted, "init" | "receiver"> {
+  tier: Tier;
+}
+
+/** Thread → page: it listens, or cannot, or trapped. */
+export type ThreadReply =
+  | { type: "ready" }
+  | { type: "failed"; message: string }
+  | { type: "fatal"; message: string };
+
 /** What may come before a request's end. */
 export type RequestEvent =
   | { type: "progress"; progress: Progress }
@@ -100,12 +125,16 @@ export type RequestReply =
   | ({ type: "error"; id: number; error: WireError } & WithMemory);
 
 /** Worker → page about the worker itself: the lock is held; the engine is there; nothing works any more. */
-export type WorkerState = { type: "locked" } | { type: "ready" } | { type: "fatal"; error: WireError };
+export type WorkerState =
+  | { type: "locked" }
+  | ThreadsWanted
+  | { type: "ready" }
+  | { type: "fatal"; error: WireError };
 
 /** Worker → page. */
 export type ToPage = RequestReply | WorkerState;
 
-/** On the BroadcastChannel named `lockName`: a thread of the pool trapped while the engine's own thread waits for it. */
+/** On the BroadcastChannel named `lockName`: a thread of the pool panicked while the engine's own thread waits for it. */
 export interface PoolMessage {
   type: "fatal";
   message: string;

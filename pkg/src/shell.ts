@@ -15,14 +15,7 @@ export interface Scope {
 }
 
 /** Imports a build and says where its wasm file is. */
-export type LoadGlue = (build: {
-  tier: Tier;
-  threaded: boolean;
-  lockName: string;
-}) => Promise<{ glue: Glue; wasm: URL }>;
-
-/** How long the pool's threads may take to start, in ms. They share one compiled module. */
-const POOL_START_MS = 30_000;
+export type LoadGlue = (build: { tier: Tier; threaded: boolean }) => Promise<{ glue: Glue; wasm: URL }>;
 
 /** Serves the protocol on a worker's scope. */
 export function runShell(scope: Scope, loadGlue: LoadGlue): void {
@@ -48,7 +41,7 @@ export function runShell(scope: Scope, loadGlue: LoadGlue): void {
   async function start({ tier, threads, lockName }: Init): Promise<void> {
     await holdLock(scope, lockName);
     say({ type: "locked" });
-    const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1, lockName }).catch((cause) => {
+    const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1 }).catch((cause) => {
       throw failure("network", `the engine's script could not be loaded: ${messageOf(cause)}`, { cause });
     });
     const response = await fetchWasm(wasm);
@@ -93,18 +86,10 @@ function holdLock(scope: Scope, lockName: string): Promise<void> {
   });
 }
 
+/** The engine's own thread works too, so one less is asked of the page. */
 async function startPool(glue: Glue, threads: number): Promise<void> {
   if (glue.initThreadPool === undefined) throw failure("worker_died", "this build has no threads");
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  const late = new Promise<never>((_, reject) => {
-    const error = failure("worker_died", `${threads} threads did not start within ${POOL_START_MS / 1000} s`);
-    timer = setTimeout(() => reject(error), POOL_START_MS);
-  });
-  try {
-    await Promise.race([glue.initThreadPool(threads), late]);
-  } finally {
-    clearTimeout(timer);
-  }
+  await glue.initThreadPool(threads - 1);
 }
 
 /** The wasm file's response, checked: a host that answers with its index page would fail as a wrong magic number. */

@@ -1,13 +1,14 @@
-// Starts the worker and knows when it is gone: error events, `fatal` messages, a Web Lock that the worker holds for
-// ever (getting it means that the worker is gone; a killed worker fires no event), and a channel on which a pool
-// thread's trap is announced while the engine's own thread waits for it.
+// Starts the worker and its threads and knows when one is gone: error events, `fatal` messages, a Web Lock that the worker
+// holds for ever (getting it means that the worker is gone; a killed worker fires no event), and a channel on which a
+// pool thread's panic is announced while the engine's own thread waits for it.
 
 import { Client, type ClientHooks } from "./client.js";
 import { openDeathChannel } from "./death_channel.js";
 import { abortError, errorFromWire, failure, messageOf, QandleError } from "./errors.js";
 import { isForeign, moduleWorker } from "./module_worker.js";
-import type { Endpoint, Init, PoolMessage, WorkerState } from "./protocol.js";
+import type { Endpoint, Init, PoolMessage, ThreadsReady, WorkerState } from "./protocol.js";
 import { withSlash } from "./source.js";
+import { startThreads, type ThreadLike, type Threads } from "./threads.js";
 import type { Tier } from "./types.js";
 
 /** How long a closing worker may take before it is terminated, in ms. */
@@ -32,6 +33,7 @@ export interface WorkerLike extends Endpoint {
 /** What a start needs from the platform; a test brings its own. */
 export interface SpawnHost {
   createWorker(assetsUrl: string | URL | undefined): WorkerLike;
+  createThread(assetsUrl: string | URL | undefined): ThreadLike;
   locks: Pick<LockManager, "request"> | undefined;
 }
 
@@ -53,6 +55,7 @@ export interface Link {
 /** The browser's own worker and locks. */
 export const browserHost: SpawnHost = {
   createWorker,
+  createThread,
   get locks() {
     return globalThis.navigator?.locks;
   },
@@ -68,11 +71,13 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
     const lockRequest = new AbortController();
     const channel = openDeathChannel(lockName);
     let closing: Promise<void> | undefined;
+    let pool: Threads | undefined;
 
     const release = () => {
       clearTimeout(startTimer);
       signal?.removeEventListener("abort", onAbort);
       worker.terminate();
+      pool?.terminate();
       lockRequest.abort();
       channel?.close();
     };
@@ -100,6 +105,12 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
             signal: lockRequest.signal,
             onGone: () => died("it was ended from outside"),
           });
+        case "threads":
+          pool = startThreads(state, { tier, create: () => host.createThread(assetsUrl), onDeath: died });
+          return void pool.ready.then(
+            () => worker.postMessage({ type: "threads" } satisfies ThreadsReady),
+            (thrown: unknown) => died(messageOf(thrown)),
+          );
         case "ready":
           signal?.removeEventListener("abort", onAbort);
           return resolve({ client, close });
@@ -155,21 +166,30 @@ function watch(
   });
 }
 
+// The literal `new Worker(new URL(…))` is what bundlers look for.
 function createWorker(assetsUrl: string | URL | undefined): WorkerLike {
+  const elsewhere = placeOf("worker.js", assetsUrl);
+  if (elsewhere !== undefined) return moduleWorker(elsewhere);
+  return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+}
+
+function createThread(assetsUrl: string | URL | undefined): ThreadLike {
+  const elsewhere = placeOf("pool_worker.js", assetsUrl);
+  if (elsewhere !== undefined) return moduleWorker(elsewhere);
+  return new Worker(new URL("./pool_worker.js", import.meta.url), { type: "module" });
+}
+
+/** Where a script lies that is not beside this file on the page's own origin. Asked first: Firefox only fires an event. */
+function placeOf(name: string, assetsUrl: string | URL | undefined): URL | undefined {
   if (assetsUrl === undefined) {
-    if (isForeign(import.meta.url))
-      return moduleWorker(new URL(import.meta.url.replace(/[^/]*$/, "worker.js")));
-    // The literal form is what bundlers look for.
-    return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+    return isForeign(import.meta.url) ? new URL(import.meta.url.replace(/[^/]*$/, name)) : undefined;
   }
-  let url: URL;
   try {
     const folder = new URL(assetsUrl, globalThis.document?.baseURI ?? globalThis.location?.href);
-    url = new URL("worker.js", withSlash(folder.href));
+    return new URL(name, withSlash(folder.href));
   } catch (cause) {
     throw failure("invalid_request", `the option assetsUrl is not a URL: ${messageOf(cause)}`, { cause });
   }
-  return moduleWorker(url);
 }
 
 function randomName(): string {

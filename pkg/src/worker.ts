@@ -1,12 +1,10 @@
 // Entry of the engine's worker. The imports and URLs are literal, one for each build, so that bundlers find and emit
 // the files; a switch picks one at run time.
 
-import { preparePool } from "./pool.js";
 import type { Glue } from "./protocol.js";
 import { type LoadGlue, runShell, type Scope } from "./shell.js";
 
-const loadGlue: LoadGlue = async ({ tier, threaded, lockName }) => {
-  if (threaded) preparePool({ tier, lockName });
+const loadGlue: LoadGlue = async ({ tier, threaded }) => {
   switch (tier) {
     case "simd128":
       return threaded

@@ -5,6 +5,7 @@ import { makeLoad } from "../src/load.js";
 import { START_LIMIT_MS } from "../src/spawn.js";
 import type { Platform } from "../src/tiers.js";
 import type { Engine, LoadOptions, ModelSource, Notice, Progress } from "../src/types.js";
+import type { ThreadInit } from "../src/protocol.js";
 import { FakeWorker, INFO, isOpen, texts } from "./fake_worker.js";
 
 const MODEL = "http://localhost/m.gguf";
@@ -34,6 +35,7 @@ class FakeLocks {
 
 class Bench {
   readonly workers: FakeWorker[] = [];
+  readonly threads: FakeWorker[] = [];
   readonly locks = new FakeLocks();
   readonly notices: Notice[] = [];
   platform = PLATFORM;
@@ -46,6 +48,11 @@ class Bench {
         const worker = new FakeWorker();
         this.workers.push(worker);
         return worker.page;
+      },
+      createThread: () => {
+        const thread = new FakeWorker();
+        this.threads.push(thread);
+        return thread.page;
       },
     };
     return makeLoad(host)(source, { onNotice: (notice) => this.notices.push(notice), ...options });
@@ -211,7 +218,12 @@ test("a_browser_that_refuses_workers_or_channels_is_told_or_served", async () =>
   const refuse = () => {
     throw new DOMException("The operation is insecure.", "SecurityError");
   };
-  const host: LoadHost = { platform: () => PLATFORM, locks: undefined, createWorker: refuse };
+  const host: LoadHost = {
+    platform: () => PLATFORM,
+    locks: undefined,
+    createWorker: refuse,
+    createThread: refuse,
+  };
   await assert.rejects(makeLoad(host)(MODEL), { code: "worker_died", message: /insecure/ });
   const { BroadcastChannel } = globalThis;
   try {
@@ -261,6 +273,59 @@ test("mirrors_are_asked_in_order_while_the_place_fails", () =>
     assert.deepEqual(urls, [`http://one/${tail}`, `http://two/x/${tail}`, `http://three/${tail}`]);
   }));
 
+test("the_page_makes_the_threads_and_ends_them_with_the_engine", () =>
+  bench(async (it) => {
+    const loading = it.load();
+    const worker = await it.worker();
+    worker.say({ type: "locked" });
+    worker.say({
+      type: "threads",
+      count: 3,
+      init: { module_or_path: "module", memory: "memory" },
+      receiver: 7,
+    });
+    while (it.threads.length < 3) await new Promise((resolve) => setTimeout(resolve, 1));
+    for (const thread of it.threads) {
+      const { tier, init, receiver } = (await thread.take(() => true)) as unknown as ThreadInit;
+      assert.deepEqual(
+        [tier, init, receiver],
+        ["relaxed", { module_or_path: "module", memory: "memory" }, 7],
+      );
+      assert.equal(worker.posted.length, 1, "the engine waits for all of them");
+      thread.say({ type: "ready" });
+    }
+    await worker.take(({ type }) => type === "threads");
+    worker.say({ type: "ready" });
+    worker.done((await worker.request("load")).id, INFO);
+    const engine = await loading;
+    const closing = engine.close();
+    worker.done((await worker.request("close")).id);
+    await closing;
+    assert.ok(it.threads.every(({ terminated }) => terminated));
+  }));
+
+const FAILING_THREADS: Record<string, (thread: FakeWorker) => void> = {
+  cannot_share_memory: (thread) => thread.say({ type: "failed", message: "no memory" }),
+  have_no_script: (thread) => thread.crash(),
+};
+
+for (const [name, fail] of Object.entries(FAILING_THREADS)) {
+  test(`threads_that_${name}_step_down_to_one`, () =>
+    bench(async (it) => {
+      const loading = it.load();
+      const first = await it.worker();
+      first.say({ type: "locked" });
+      first.say({ type: "threads", count: 1, init: {}, receiver: 7 });
+      while (it.threads.length < 1) await new Promise((resolve) => setTimeout(resolve, 1));
+      for (const thread of it.threads) fail(thread);
+      const { worker } = await it.started(1);
+      assert.equal((await worker.take(({ type }) => type === "init")).threads, 1);
+      assert.ok(first.terminated && it.threads[0]?.terminated);
+      worker.done((await worker.request("load")).id, INFO);
+      await loading;
+    }));
+}
+
 test("threads_that_do_not_start_step_down_to_one", () =>
   bench(async (it) => {
     const loading = it.load();
@@ -298,12 +363,21 @@ test("a_page_that_is_not_isolated_is_told_and_gets_one_thread", () =>
     assert.equal(engine.info.runtime.isolated, false);
   }));
 
-const DEATHS: Record<string, (worker: FakeWorker, locks: FakeLocks, lockName: string) => void> = {
+const DEATHS: Record<string, (worker: FakeWorker, locks: FakeLocks, lockName: string, it: Bench) => void> = {
+  a_thread_traps: (worker, _, __, { threads }) => {
+    worker.say({ type: "threads", count: 1, init: {}, receiver: 7 });
+    const timer = setInterval(() => {
+      if (threads.length === 0) return;
+      clearInterval(timer);
+      threads[0]?.say({ type: "ready" });
+      threads[0]?.say({ type: "fatal", message: "unreachable" });
+    }, 1);
+  },
   the_lock_is_free: (_, locks, lockName) => locks.free(lockName),
   a_fatal_message: (worker) =>
     worker.say({ type: "fatal", error: { code: "worker_died", message: "unreachable" } }),
   an_error_event: (worker) => worker.crash("boom"),
-  a_pool_thread_says_so: (_, __, lockName) => {
+  a_thread_panics: (_, __, lockName) => {
     const channel = new BroadcastChannel(lockName);
     channel.postMessage({ type: "fatal", message: "trap" });
     setTimeout(() => channel.close(), 50);
@@ -320,7 +394,7 @@ for (const [name, kill] of Object.entries(DEATHS)) {
       const pending = [engine.tokenize("x"), engine.chat.completions.create(BODY), texts(stream)];
       await worker.request("tokenize");
       const since = performance.now();
-      kill(worker, it.locks, lockName);
+      kill(worker, it.locks, lockName, it);
       for (const promise of pending) await assert.rejects(promise, { code: "worker_died" });
       assert.ok(performance.now() - since < 1000);
       await assert.rejects(engine.metrics(), { code: "worker_died" });
@@ -333,7 +407,7 @@ for (const [name, kill] of Object.entries(DEATHS)) {
       const loading = it.load();
       const { worker, lockName } = await it.started();
       await worker.request("load");
-      kill(worker, it.locks, lockName);
+      kill(worker, it.locks, lockName, it);
       await assert.rejects(loading, { code: "worker_died" });
     }));
 }

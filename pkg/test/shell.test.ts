@@ -140,7 +140,7 @@ test("threads_are_started_before_the_engine_is_ready", async () => {
   const { scope } = shell({ initThreadPool: async (threads) => asked.push(threads) });
   scope.fire("message", { data: { ...INIT, threads: 3 } });
   assert.deepEqual(await scope.types(2), ["locked", "ready"]);
-  assert.deepEqual(asked, [3]);
+  assert.deepEqual(asked, [2], "the engine's own thread is one of them");
 });
 
 test("a_scope_without_locks_starts_all_the_same", async () => {

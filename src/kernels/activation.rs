@@ -11,10 +11,10 @@ pub fn swiglu(gate_up: &[f32], cols: usize, out: &mut [f32]) {
     for (row, y) in gate_up.chunks_exact(2 * cols).zip(out.chunks_exact_mut(cols)) {
         let (gate, up) = row.split_at(cols);
         let body = cols & !3;
-        for i in (0..body).step_by(4) {
-            let g = F32x4::load(&gate[i..]);
+        for ((g, up), y) in gate.chunks_exact(4).zip(up.chunks_exact(4)).zip(y.chunks_exact_mut(4)) {
+            let g = F32x4::load(g);
             let silu = g.div(one.add(zero.sub(g).exp()));
-            silu.mul(F32x4::load(&up[i..])).store(&mut y[i..]);
+            silu.mul(F32x4::load(up)).store(y);
         }
         for i in body..cols {
             y[i] = gate[i] / (1.0 + exp(0.0 - gate[i])) * up[i];

@@ -4,9 +4,13 @@
 //! are interleaved so that a kernel reads it from front to back. The order inside a block is the tier's own.
 
 use super::parallel::{for_ranges, SharedOut};
+use std::borrow::Cow;
 
 /// Rows of the largest tile.
 pub(crate) const TILE: usize = 8;
+
+/// Values that a task quantises at least: some 10 µs.
+const TASK_VALUES: usize = 1 << 14;
 
 /// Columns that share a scale.
 pub(crate) const BLOCK: usize = 32;
@@ -110,7 +114,7 @@ pub(crate) mod form {
 
 /// T rows of K activations.
 pub struct Activations<'a> {
-    xs: &'a [f32],
+    xs: Cow<'a, [f32]>,
     t: usize,
     k: usize,
     blocks: usize,
@@ -126,35 +130,61 @@ impl<'a> Activations<'a> {
     /// multiple of 32, only float weights can be multiplied, and those read the f32 rows.
     pub fn new(xs: &'a [f32], t: usize, k: usize) -> Self {
         assert_eq!(Some(xs.len()), t.checked_mul(k), "{t} rows of {k} activations");
-        let blocks = if k.is_multiple_of(BLOCK) { k / BLOCK } else { 0 };
-        let mut quants = vec![0; t * blocks * form::LEN];
-        let mut scales = vec![0.0; t * blocks];
-        let mut sums = vec![Sums::default(); t * blocks];
-        let (q, d, s) = (SharedOut::new(&mut quants), SharedOut::new(&mut scales), SharedOut::new(&mut sums));
-        let tiles: Vec<Tile> = Tile::all(t).collect();
-        for_ranges(if blocks == 0 { 0 } else { tiles.len() }, (1 << 14) / (TILE * k.max(1)) + 1, |range| {
-            for Tile { t0, n } in &tiles[range] {
-                let at = t0 * blocks;
-                // SAFETY: a tile's places are its own: (t0..t0 + n) * blocks.
-                let (q, d, s) = unsafe {
-                    (
-                        q.slice(at * form::LEN, n * blocks * form::LEN),
-                        d.slice(at, n * blocks),
-                        s.slice(at, n * blocks),
-                    )
-                };
-                for j in 0..*n {
-                    let row = &xs[(t0 + j) * k..][..k];
-                    for (b, x) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
-                        let (quants, scale) = quantize(x);
-                        d[b * n + j] = scale;
-                        s[b * n + j] = Sums::of(&quants);
-                        form::put(&quants, &mut q[b * n * form::LEN..][..n * form::LEN], j, *n);
-                    }
-                }
+        let mut new = Self::empty(t, k);
+        new.each_tile(|tile, mut rows| {
+            for j in 0..tile.n {
+                rows.quantize(j, &xs[(tile.t0 + j) * k..][..k]);
             }
         });
-        Self { xs, t, k, blocks, quants, scales, sums }
+        new.xs = Cow::Borrowed(xs);
+        new
+    }
+
+    /// As [`Activations::new`], of rows that `row(t, out)` makes, in the same parallel region.
+    pub fn made(t: usize, k: usize, row: impl Fn(usize, &mut [f32]) + Sync) -> Self {
+        let mut new = Self::empty(t, k);
+        let mut values = vec![0.0; t * k];
+        let xs = SharedOut::new(&mut values);
+        new.each_tile(|tile, mut rows| {
+            for j in 0..tile.n {
+                // SAFETY: a row belongs to one tile, and a tile to one task.
+                let x = unsafe { xs.slice((tile.t0 + j) * k, k) };
+                row(tile.t0 + j, x);
+                rows.quantize(j, x);
+            }
+        });
+        new.xs = Cow::Owned(values);
+        new
+    }
+
+    fn empty(t: usize, k: usize) -> Self {
+        let blocks = if k.is_multiple_of(BLOCK) { k / BLOCK } else { 0 };
+        Self {
+            xs: Cow::Borrowed(&[]),
+            t,
+            k,
+            blocks,
+            quants: vec![0; t * blocks * form::LEN],
+            scales: vec![0.0; t * blocks],
+            sums: vec![Sums::default(); t * blocks],
+        }
+    }
+
+    /// Calls `work` for every tile, in parallel, with what its rows are quantised into.
+    fn each_tile(&mut self, work: impl Fn(Tile, TileRows) + Sync) {
+        let blocks = self.blocks;
+        let (q, d) = (SharedOut::new(&mut self.quants), SharedOut::new(&mut self.scales));
+        let s = SharedOut::new(&mut self.sums);
+        let tiles: Vec<Tile> = Tile::all(self.t).collect();
+        for_ranges(tiles.len(), TASK_VALUES / (TILE * self.k.max(1)) + 1, |range| {
+            for tile in &tiles[range] {
+                let (at, len) = (tile.t0 * blocks, tile.n * blocks);
+                // SAFETY: a tile's places are its own: (t0..t0 + n) * blocks.
+                let (quants, scales, sums) =
+                    unsafe { (q.slice(at * form::LEN, len * form::LEN), d.slice(at, len), s.slice(at, len)) };
+                work(*tile, TileRows { n: tile.n, blocks, quants, scales, sums });
+            }
+        });
     }
 
     /// Rows, `T`.
@@ -168,8 +198,8 @@ impl<'a> Activations<'a> {
     }
 
     /// The f32 values (T, K).
-    pub fn values(&self) -> &'a [f32] {
-        self.xs
+    pub fn values(&self) -> &[f32] {
+        &self.xs
     }
 
     /// Whether the quantised form is there.
@@ -190,6 +220,26 @@ impl<'a> Activations<'a> {
     /// Sums of a tile: per block those of each row.
     pub(crate) fn tile_sums(&self, tile: Tile) -> &[Sums] {
         &self.sums[tile.t0 * self.blocks..][..tile.n * self.blocks]
+    }
+}
+
+/// The quantised form of a tile's rows.
+struct TileRows<'a> {
+    n: usize,
+    blocks: usize,
+    quants: &'a mut [form::Element],
+    scales: &'a mut [f32],
+    sums: &'a mut [Sums],
+}
+
+impl TileRows<'_> {
+    /// Quantises row `j`, where there is a quantised form.
+    fn quantize(&mut self, j: usize, row: &[f32]) {
+        let n = self.n;
+        for (b, x) in row.as_chunks::<BLOCK>().0.iter().take(self.blocks).enumerate() {
+            let tile = &mut self.quants[b * n * form::LEN..][..n * form::LEN];
+            (self.scales[b * n + j], self.sums[b * n + j]) = quantize_into(x, tile, j, n);
+        }
     }
 }
 
@@ -224,6 +274,126 @@ impl Sums {
     }
 }
 
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+use quantize_into_reference as quantize_into;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use simd::quantize_into;
+
+/// Quantises `x` as row `j` of `n` of a tile's block; returns its scale and sums.
+#[allow(dead_code)] // on wasm only tests use it
+#[inline(always)]
+fn quantize_into_reference(x: &[f32; BLOCK], tile: &mut [form::Element], j: usize, n: usize) -> (f32, Sums) {
+    let (quants, scale) = quantize(x);
+    form::put(&quants, tile, j, n);
+    (scale, Sums::of(&quants))
+}
+
+/// The twin of [`quantize_into_reference`] for wasm.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd {
+    use super::{form, Sums, BLOCK, MAGIC, SMALLEST};
+    use core::arch::wasm32::*;
+
+    #[inline(always)]
+    pub(super) fn quantize_into(
+        x: &[f32; BLOCK],
+        tile: &mut [form::Element],
+        j: usize,
+        n: usize,
+    ) -> (f32, Sums) {
+        assert!(tile.len() == n * form::LEN && j < n);
+        // SAFETY: 4 i + 4 <= 32.
+        let x: [v128; 8] = std::array::from_fn(|i| unsafe { v128_load(x.as_ptr().add(4 * i).cast()) });
+        let most =
+            x.map(|x| v128_and(x, i32x4_splat(0x7fff_ffff))).into_iter().reduce(|a, b| i32x4_max(a, b));
+        let most = most.unwrap_or(i32x4_splat(0));
+        let most = i32x4_max(most, i32x4_shuffle::<2, 3, 0, 1>(most, most));
+        let most = i32x4_max(most, i32x4_shuffle::<1, 0, 3, 2>(most, most));
+        let amax = f32::from_bits(i32x4_extract_lane::<0>(most) as u32);
+        let (inverse, scale) = if !amax.is_finite() {
+            (f32x4_splat(0.0), f32::NAN)
+        } else if amax < SMALLEST {
+            (f32x4_splat(0.0), 0.0)
+        } else {
+            (f32x4_splat(127.0 / amax), amax / 127.0)
+        };
+        let magic = f32x4_splat(MAGIC);
+        let q = x.map(|x| i32x4_sub(f32x4_add(f32x4_mul(x, inverse), magic), magic));
+        let halves = [0, 2, 4, 6].map(|i| i16x8_narrow_i32x4(q[i], q[i + 1]));
+        let mut bytes = [0, 2].map(|i| i8x16_narrow_i16x8(halves[i], halves[i + 1]));
+        if !amax.is_finite() {
+            // Zero times an infinity was no number.
+            bytes = [i8x16_splat(0); 2];
+        }
+        // SAFETY: the tile's length is asserted above.
+        unsafe { put(bytes, tile.as_mut_ptr(), j, n) };
+        let total = |q: v128| i32x4_extadd_pairwise_i16x8(i16x8_extadd_pairwise_i8x16(q));
+        let below = |q: v128| total(i8x16_min(q, i8x16_splat(0)));
+        let (low, high) = (total(bytes[0]), total(bytes[1]));
+        let negative = i32x4_add(below(bytes[0]), below(bytes[1]));
+        // Three sums across lanes at once.
+        let pairs = i32x4_add(i32x4_shuffle::<0, 4, 1, 5>(low, high), i32x4_shuffle::<2, 6, 3, 7>(low, high));
+        let pairs = i32x4_neg(i32x4_add(pairs, i32x4_shuffle::<2, 3, 0, 1>(pairs, pairs)));
+        let negative = i32x4_add(negative, i32x4_shuffle::<2, 3, 0, 1>(negative, negative));
+        let negative = -(i32x4_extract_lane::<0>(negative) + i32x4_extract_lane::<1>(negative));
+        let (low, high) = (i32x4_extract_lane::<0>(pairs), i32x4_extract_lane::<1>(pairs));
+        (scale, Sums { low, high, all: low + high, negative })
+    }
+
+    /// `form::put` of 32 bytes.
+    ///
+    /// # Safety
+    /// `tile` is writable for `n * form::LEN` elements, and `j < n`.
+    #[cfg(target_feature = "relaxed-simd")]
+    #[inline(always)]
+    unsafe fn put(q: [v128; 2], tile: *mut u8, j: usize, n: usize) {
+        for (half, q) in q.into_iter().enumerate() {
+            let sizes = i8x16_abs(q);
+            let masks = v128_xor(i8x16_shr(q, 7), i8x16_splat(-128));
+            let wide = [i32x4_shuffle::<0, 4, 1, 5>(sizes, masks), i32x4_shuffle::<2, 6, 3, 7>(sizes, masks)];
+            // SAFETY: column group c < 8 and row j < n, inside the tile.
+            unsafe {
+                let plain = |c: usize| tile.add(4 * ((4 * half + c) * n + j));
+                v128_store32_lane::<0>(q, plain(0).cast());
+                v128_store32_lane::<1>(q, plain(1).cast());
+                v128_store32_lane::<2>(q, plain(2).cast());
+                v128_store32_lane::<3>(q, plain(3).cast());
+                let both = |c: usize| tile.add(n * BLOCK + 8 * ((4 * half + c) * n + j));
+                v128_store64_lane::<0>(wide[0], both(0).cast());
+                v128_store64_lane::<1>(wide[0], both(1).cast());
+                v128_store64_lane::<0>(wide[1], both(2).cast());
+                v128_store64_lane::<1>(wide[1], both(3).cast());
+            }
+        }
+    }
+
+    /// `form::put` of 32 bytes.
+    ///
+    /// # Safety
+    /// `tile` is writable for `n * form::LEN` elements, and `j < n`.
+    #[cfg(not(target_feature = "relaxed-simd"))]
+    #[inline(always)]
+    unsafe fn put(q: [v128; 2], tile: *mut i16, j: usize, n: usize) {
+        for (half, q) in q.into_iter().enumerate() {
+            for (part, q) in [i16x8_extend_low_i8x16(q), i16x8_extend_high_i8x16(q)].into_iter().enumerate() {
+                // Of four columns each the even two, then the odd two.
+                let q = i16x8_shuffle::<0, 2, 1, 3, 4, 6, 5, 7>(q, q);
+                // SAFETY: column group c < 8 and row j < n, inside the tile.
+                unsafe {
+                    let pair = |i: usize| tile.add(2 * ((8 * half + 4 * part + i) * n + j));
+                    v128_store32_lane::<0>(q, pair(0).cast());
+                    v128_store32_lane::<1>(q, pair(1).cast());
+                    v128_store32_lane::<2>(q, pair(2).cast());
+                    v128_store32_lane::<3>(q, pair(3).cast());
+                }
+            }
+        }
+    }
+}
+
+/// 1.5 * 2^23: a sum with it has the rounded integer in its low bits.
+const MAGIC: f32 = 12_582_912.0;
+
 /// 32 values as signed bytes and their scale: the largest magnitude over 127, rounded half to even.
 #[inline(always)]
 fn quantize(x: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
@@ -236,8 +406,53 @@ fn quantize(x: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
         return ([0; BLOCK], 0.0);
     }
     let inverse = 127.0 / amax;
-    // 1.5 * 2^23: a sum with it has the rounded integer in its low bits.
-    const MAGIC: f32 = 12_582_912.0;
     let q = x.map(|x| (x * inverse + MAGIC).to_bits() as i8);
     (q, amax / 127.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
+    #[cfg_attr(not(target_arch = "wasm32"), test)]
+    fn a_block_is_quantised_as_by_the_reference() {
+        let block = |seed: usize, scale: f32| -> [f32; BLOCK] {
+            std::array::from_fn(|i| ((i * 37 + seed * 61) % 255) as f32 / 127.0 * scale - scale)
+        };
+        let mut blocks: Vec<[f32; BLOCK]> =
+            (0..64).map(|i| block(i, 10f32.powi(i as i32 % 40 - 20))).collect();
+        blocks.extend([
+            [0.0; BLOCK],
+            [-0.0; BLOCK],
+            [1e-31; BLOCK],
+            [f32::MAX; BLOCK],
+            [f32::MIN_POSITIVE; BLOCK],
+        ]);
+        for odd in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.5, -1e30] {
+            for at in [0, 13, 31] {
+                let mut x = block(at, 1.0);
+                x[at] = std::hint::black_box(odd);
+                blocks.push(x);
+            }
+        }
+        for n in [1, 2, 4, 8] {
+            for (i, x) in blocks.iter().enumerate() {
+                let j = i % n;
+                let (mut got, mut want) = (vec![7; n * form::LEN], vec![7; n * form::LEN]);
+                let (scale, sums) = quantize_into(x, &mut got, j, n);
+                let (want_scale, want_sums) = quantize_into_reference(x, &mut want, j, n);
+                assert!(
+                    scale == want_scale || (scale.is_nan() && want_scale.is_nan()),
+                    "{scale} {want_scale}"
+                );
+                assert_eq!(sums, want_sums);
+                assert_eq!(got, want, "row {j} of {n}: {x:?}");
+                let bytes = x.map(|x| if want_scale > 0.0 { x / want_scale } else { 0.0 });
+                for (c, q) in bytes.into_iter().enumerate() {
+                    assert!(!q.is_finite() || (f32::from(form::get(&got, j, n, c)) - q).abs() <= 0.501);
+                }
+            }
+        }
+    }
 }

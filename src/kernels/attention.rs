@@ -11,6 +11,9 @@ use crate::kv_cache::{KvCache, PAGE};
 /// Query positions that share one widened page.
 const TILE: usize = 16;
 
+/// Rows whose sums are made together, so that each part of a page is loaded once for all of them.
+const TOGETHER: usize = 2;
+
 /// What one call attends with.
 #[derive(Clone, Copy)]
 pub struct Attention {
@@ -69,9 +72,14 @@ impl Attention {
                 if visible == 0 {
                     continue;
                 }
-                for g in 0..group {
-                    let row = &q[t * stride + (kv_head * group + g) * d..][..d];
-                    work.page(i * group + g, row, scale, visible);
+                let row = |g: usize| &q[t * stride + (kv_head * group + g) * d..][..d];
+                let mut g = 0;
+                while g + TOGETHER <= group {
+                    work.page(i * group + g, [row(g), row(g + 1)], scale, visible);
+                    g += TOGETHER;
+                }
+                if g < group {
+                    work.page(i * group + g, [row(g)], scale, visible);
                 }
             }
         }
@@ -90,7 +98,7 @@ struct Work {
     d: usize,
     keys: Vec<f32>,   // (D, 64)
     values: Vec<f32>, // (64, D)
-    weights: [f32; PAGE],
+    weights: [[f32; PAGE]; TOGETHER],
     max: Vec<f32>, // (rows)
     sum: Vec<f32>, // (rows)
     acc: Vec<f32>, // (rows, D)
@@ -102,7 +110,7 @@ impl Work {
             d,
             keys: vec![0.0; d * PAGE],
             values: vec![0.0; PAGE * d],
-            weights: [0.0; PAGE],
+            weights: [[0.0; PAGE]; TOGETHER],
             max: vec![0.0; rows],
             sum: vec![0.0; rows],
             acc: vec![0.0; rows * d],
@@ -115,66 +123,118 @@ impl Work {
         self.acc.fill(0.0);
     }
 
-    /// Adds the first `visible` positions of the page to one row.
-    fn page(&mut self, r: usize, q: &[f32], scale: f32, visible: usize) {
+    /// Adds the first `visible` positions of the page to rows `first..first + R`, whose queries are `q`. The rows' sums
+    /// are independent; together they read the page once.
+    fn page<const R: usize>(&mut self, first: usize, q: [&[f32]; R], scale: f32, visible: usize) {
+        self.scores(q, scale, visible);
+        let mut correction = [F32x4::splat(0.0); R];
+        for (r, correction) in correction.iter_mut().enumerate() {
+            *correction = F32x4::splat(self.softmax(first + r, r, visible));
+        }
+        let mut c = 0;
+        while c + 16 <= self.d {
+            self.columns::<R, 4>(first, c, &correction, visible);
+            c += 16;
+        }
+        while c < self.d {
+            self.columns::<R, 1>(first, c, &correction, visible);
+            c += 4;
+        }
+    }
+
+    /// weights[r][p] = q[r] · key[p] · scale for the positions below `visible`, and what follows up to a multiple of 16.
+    #[inline(always)]
+    fn scores<const R: usize>(&mut self, q: [&[f32]; R], scale: f32, visible: usize) {
         let d = self.d;
+        assert!(visible <= PAGE && self.keys.len() == d * PAGE && R <= TOGETHER);
+        assert!(q.iter().all(|q| q.len() == d));
         let scale = F32x4::splat(scale);
         for block in (0..visible).step_by(16) {
-            let mut s = [F32x4::splat(0.0); 4];
-            for (c, x) in q.iter().enumerate() {
-                let x = F32x4::splat(*x);
-                let k = &self.keys[c * PAGE + block..][..16];
-                for (j, lanes) in s.iter_mut().enumerate() {
-                    *lanes = lanes.add(x.mul(F32x4::load(&k[4 * j..])));
+            let mut s = [[F32x4::splat(0.0); 4]; R];
+            for c in 0..d {
+                // SAFETY: c < d and block + 16 <= PAGE, inside the keys (asserted).
+                let k = unsafe {
+                    let k = self.keys.as_ptr().add(c * PAGE + block);
+                    [0, 4, 8, 12].map(|j| F32x4::read(k.add(j)))
+                };
+                for (s, q) in s.iter_mut().zip(&q) {
+                    // SAFETY: c < d, the length of q (asserted).
+                    let x = F32x4::splat(unsafe { *q.get_unchecked(c) });
+                    for (s, k) in s.iter_mut().zip(k) {
+                        *s = s.add(x.mul(k));
+                    }
                 }
             }
-            for (j, lanes) in s.into_iter().enumerate() {
-                lanes.mul(scale).store(&mut self.weights[block + 4 * j..]);
+            for (s, weights) in s.iter().zip(&mut self.weights) {
+                for (s, weights) in s.iter().zip(weights[block..block + 16].chunks_exact_mut(4)) {
+                    s.mul(scale).store(weights);
+                }
             }
         }
-        let weights = &mut self.weights[..visible];
-        let mut top = self.max[r];
-        for w in weights.iter() {
-            // A NaN score becomes the maximum and spreads, so that the caller sees it.
-            top = if *w > top || w.is_nan() { *w } else { top };
+    }
+
+    /// Turns row `r`'s scores in `weights[at]` into e^(score − maximum); returns what its sums so far are worth now.
+    #[inline(always)]
+    fn softmax(&mut self, r: usize, at: usize, visible: usize) -> f32 {
+        let weights = &mut self.weights[at];
+        let padded = visible.next_multiple_of(4);
+        weights[visible..padded].fill(f32::NEG_INFINITY);
+        let mut top = F32x4::splat(self.max[r]);
+        for w in weights[..padded].chunks_exact(4) {
+            top = top.max(F32x4::load(w));
         }
+        let top = top.to_array().into_iter().fold(f32::NEG_INFINITY, |a, b| if a < b { b } else { a });
         let correction = if self.sum[r] == 0.0 { 0.0 } else { exp(self.max[r] - top) };
         self.max[r] = top;
-        let mut padded = visible.next_multiple_of(4);
-        self.weights[visible..padded].fill(f32::NEG_INFINITY);
         let shift = F32x4::splat(top);
+        // A NaN score, whatever the maximum made of it, gives a NaN here.
+        for w in weights[..padded].chunks_exact_mut(4) {
+            F32x4::load(w).sub(shift).exp().store(w);
+        }
+        weights[visible..padded].fill(0.0);
         let mut sum = F32x4::splat(0.0);
-        for i in (0..padded).step_by(4) {
-            let e = F32x4::load(&self.weights[i..]).sub(shift).exp();
-            e.store(&mut self.weights[i..]);
-            if i + 4 <= visible {
-                sum = sum.add(e);
+        for w in weights[..padded].chunks_exact(4) {
+            sum = sum.add(F32x4::load(w));
+        }
+        self.sum[r] = self.sum[r] * correction + sum.sum();
+        correction
+    }
+
+    /// acc[r][c..c + 4·N] = acc · correction[r] + Σ weights[r][p] · value[p], position after position.
+    #[inline(always)]
+    fn columns<const R: usize, const N: usize>(
+        &mut self,
+        first: usize,
+        c: usize,
+        correction: &[F32x4; R],
+        visible: usize,
+    ) {
+        let d = self.d;
+        assert!(visible <= PAGE && c + 4 * N <= d && self.values.len() == PAGE * d && R <= TOGETHER);
+        let rows = &mut self.acc[first * d..][..R * d];
+        let mut lanes = [[F32x4::splat(0.0); N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                lanes[r][n] = F32x4::load(&rows[r * d + c + 4 * n..]).mul(correction[r]);
             }
         }
-        let mut total = sum.sum();
-        padded = visible & !3;
-        for w in &self.weights[padded..visible] {
-            total += *w;
-        }
-        self.sum[r] = self.sum[r] * correction + total;
-        let acc = &mut self.acc[r * d..][..d];
-        let correction = F32x4::splat(correction);
-        // 16 columns stay in registers while the page's positions pass.
-        for c in (0..d).step_by(16) {
-            let n = (d - c).min(16) / 4;
-            let mut lanes = [F32x4::splat(0.0); 4];
-            for j in 0..n {
-                lanes[j] = F32x4::load(&acc[c + 4 * j..]).mul(correction);
-            }
-            for (i, w) in self.weights[..visible].iter().enumerate() {
-                let w = F32x4::splat(*w);
-                let v = &self.values[i * d + c..];
-                for j in 0..n {
-                    lanes[j] = lanes[j].add(w.mul(F32x4::load(&v[4 * j..])));
+        for p in 0..visible {
+            // SAFETY: p < PAGE and c + 4·N <= d, inside the values (asserted).
+            let v = unsafe {
+                let v = self.values.as_ptr().add(p * d + c);
+                std::array::from_fn::<_, N, _>(|n| F32x4::read(v.add(4 * n)))
+            };
+            for (lanes, weights) in lanes.iter_mut().zip(&self.weights) {
+                // SAFETY: p < PAGE (asserted).
+                let w = F32x4::splat(unsafe { *weights.get_unchecked(p) });
+                for (lane, v) in lanes.iter_mut().zip(v) {
+                    *lane = lane.add(w.mul(v));
                 }
             }
-            for j in 0..n {
-                lanes[j].store(&mut acc[c + 4 * j..]);
+        }
+        for r in 0..R {
+            for n in 0..N {
+                lanes[r][n].store(&mut rows[r * d + c + 4 * n..]);
             }
         }
     }
@@ -189,7 +249,7 @@ impl Work {
 
 fn widen(bits: &[u16], out: &mut [f32]) {
     for (b, o) in bits.chunks_exact(4).zip(out.chunks_exact_mut(4)) {
-        F32x4::load_f16(b).store(o);
+        F32x4::load_finite_f16(b).store(o);
     }
 }
 

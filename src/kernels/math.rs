@@ -40,6 +40,39 @@ mod scalar {
         pub fn store(self, out: &mut [f32]) {
             out[..4].copy_from_slice(&self.0);
         }
+        /// [`F32x4::load`] from a pointer.
+        ///
+        /// # Safety
+        /// `xs` must be readable for four elements.
+        #[inline(always)]
+        pub unsafe fn read(xs: *const f32) -> Self {
+            // SAFETY: as the caller promises.
+            Self(unsafe { xs.cast::<[f32; 4]>().read_unaligned() })
+        }
+        /// [`F32x4::store`] to a pointer.
+        ///
+        /// # Safety
+        /// `out` must be writable for four elements.
+        #[inline(always)]
+        pub unsafe fn write(self, out: *mut f32) {
+            // SAFETY: as the caller promises.
+            unsafe { out.cast::<[f32; 4]>().write_unaligned(self.0) }
+        }
+        /// Widens the first four f16 bit patterns of `xs`, all of them finite, exactly.
+        #[inline(always)]
+        pub fn load_finite_f16(xs: &[u16]) -> Self {
+            Self::load_f16(xs)
+        }
+        /// The nearest f16 (ties to even) in the low half of each lane's bits; beyond ±65504 it is that. Not for NaN.
+        #[inline(always)]
+        pub fn to_f16(self) -> [u16; 4] {
+            self.0.map(super::to_f16_bits)
+        }
+        /// Whether no lane is infinite or NaN.
+        #[inline(always)]
+        pub fn is_finite(self) -> bool {
+            self.0.iter().all(|x| x.is_finite())
+        }
         /// The lanes as an array.
         #[inline(always)]
         pub fn to_array(self) -> [f32; 4] {
@@ -140,6 +173,59 @@ mod simd {
             let out = &mut out[..4];
             // SAFETY: the slice above holds the 16 bytes that are written; v128 stores need no alignment.
             unsafe { v128_store(out.as_mut_ptr() as *mut v128, self.0) }
+        }
+        /// [`F32x4::load`] from a pointer.
+        ///
+        /// # Safety
+        /// `xs` must be readable for four elements.
+        #[inline(always)]
+        pub unsafe fn read(xs: *const f32) -> Self {
+            // SAFETY: as the caller promises.
+            Self(unsafe { v128_load(xs.cast()) })
+        }
+        /// [`F32x4::store`] to a pointer.
+        ///
+        /// # Safety
+        /// `out` must be writable for four elements.
+        #[inline(always)]
+        pub unsafe fn write(self, out: *mut f32) {
+            // SAFETY: as the caller promises.
+            unsafe { v128_store(out.cast(), self.0) }
+        }
+        /// Widens the first four f16 bit patterns of `xs`, all of them finite, exactly.
+        #[inline(always)]
+        pub fn load_finite_f16(xs: &[u16]) -> Self {
+            let xs = &xs[..4];
+            // SAFETY: the slice above holds the 8 bytes that are read; the load needs no alignment.
+            let wide = i32x4_shl(unsafe { i32x4_load_extend_i16x4(xs.as_ptr().cast()) }, 13);
+            // 2^112 moves the exponent's bias from 15 to 127 and makes subnormals normal.
+            Self(f32x4_mul(v128_and(wide, u32x4_splat(0x8fff_e000)), u32x4_splat(0x7780_0000)))
+        }
+        /// The nearest f16 (ties to even) in the low half of each lane's bits; beyond ±65504 it is that. Not for NaN.
+        #[inline(always)]
+        pub fn to_f16(self) -> [u16; 4] {
+            let sign = v128_and(u32x4_shr(self.0, 16), u32x4_splat(0x8000));
+            let size = f32x4_pmin(v128_and(self.0, u32x4_splat(0x7fff_ffff)), f32x4_splat(super::F16_MAX));
+            // The bias goes from 127 to 15; half a unit less one, and one more where the last kept bit is odd, rounds.
+            let odd = v128_and(u32x4_shr(size, 13), u32x4_splat(1));
+            let normal = u32x4_shr(i32x4_add(i32x4_add(size, odd), u32x4_splat(0xc800_0fff)), 13);
+            // Beside 0.5 the last bit of a float is worth 2^-24, the unit of subnormal halves.
+            let half = f32x4_splat(0.5);
+            let subnormal = i32x4_sub(f32x4_add(size, half), half);
+            let bits = v128_bitselect(subnormal, normal, i32x4_lt(size, u32x4_splat(0x3880_0000)));
+            let bits = v128_or(bits, sign);
+            [
+                i32x4_extract_lane::<0>(bits) as u16,
+                i32x4_extract_lane::<1>(bits) as u16,
+                i32x4_extract_lane::<2>(bits) as u16,
+                i32x4_extract_lane::<3>(bits) as u16,
+            ]
+        }
+        /// Whether no lane is infinite or NaN.
+        #[inline(always)]
+        pub fn is_finite(self) -> bool {
+            let size = v128_and(self.0, u32x4_splat(0x7fff_ffff));
+            i32x4_all_true(i32x4_lt(size, u32x4_splat(0x7f80_0000)))
         }
         /// The lanes as an array.
         #[inline(always)]
@@ -273,5 +359,34 @@ mod tests {
         }
         assert_eq!(to_f16_bits(1e9), 0x7bff);
         assert_eq!(to_f16_bits(-1e9), 0xfbff);
+    }
+
+    #[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
+    #[cfg_attr(not(target_arch = "wasm32"), test)]
+    fn halves_are_rounded_as_by_the_half_crate() {
+        // Each finite half, the point between it and the next, and the floats just beside.
+        for bits in 0..0x7c00u16 {
+            let x = half::f16::from_bits(bits).to_f32();
+            let next = if bits == 0x7bff { 65536.0 } else { half::f16::from_bits(bits + 1).to_f32() };
+            let middle = x + (next - x) / 2.0;
+            let around = [x, middle.next_down(), middle, middle.next_up()];
+            for sign in [1.0, -1.0] {
+                let around = around.map(|x| sign * x);
+                let want = around.map(to_f16_bits);
+                assert_eq!(F32x4::load(&around).to_f16(), want, "around {:?}", around);
+            }
+            let wide = F32x4::load_finite_f16(&[bits, bits | 0x8000, 0, 0x8000]).to_array();
+            assert_eq!(wide.map(f32::to_bits), [x, -x, 0.0, -0.0].map(f32::to_bits));
+        }
+        let extremes = [1e9, -1e9, f32::MAX, f32::from_bits(1)];
+        assert_eq!(F32x4::load(&extremes).to_f16(), [0x7bff, 0xfbff, 0x7bff, 0]);
+        assert!(F32x4::load(&extremes).is_finite());
+        for x in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!((0..4).all(|lane| {
+                let mut xs = [1.0; 4];
+                xs[lane] = std::hint::black_box(x);
+                !F32x4::load(&xs).is_finite()
+            }));
+        }
     }
 }

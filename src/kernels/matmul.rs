@@ -37,14 +37,17 @@ pub struct Job<'a> {
     pub bias: Option<&'a [f32]>,
     /// Column of the output where the R results begin.
     pub at: usize,
+    /// Whether the results are added to what the output holds, as a residual connection is.
+    pub add: bool,
 }
 
-/// `out[t * out_cols + at + r] = bias[r] + sum_k w[r][k] * x[t][k]` for all T rows of `xs` and every job.
+/// `out[t * out_cols + at + r] = bias[r] + sum_k w[r][k] * x[t][k]` for all T rows of `xs` and every job, or `+=` where
+/// the job says so.
 ///
 /// Panics where shapes do not fit, or where two jobs write the same columns.
 pub fn matmul(jobs: &[Job], xs: &Activations, out: &mut [f32], out_cols: usize) {
     run(jobs, xs, out, out_cols, |job, groups, xs, out| {
-        let columns = Columns { out, out_cols, at: job.at, rows: job.w.rows(), bias: job.bias };
+        let columns = Columns { out, out_cols, at: job.at, rows: job.w.rows(), bias: job.bias, add: job.add };
         with_format!(
             job.w.dtype(),
             F => each_tile(job.w, groups, xs, |tile, groups| kernel::quants::<F>(job.w, groups, xs, tile, &columns)),
@@ -56,7 +59,7 @@ pub fn matmul(jobs: &[Job], xs: &Activations, out: &mut [f32], out_cols: usize) 
 /// [`matmul`] by the scalar reference, on every tier.
 pub fn matmul_reference(jobs: &[Job], xs: &Activations, out: &mut [f32], out_cols: usize) {
     run(jobs, xs, out, out_cols, |job, groups, xs, out| {
-        let columns = Columns { out, out_cols, at: job.at, rows: job.w.rows(), bias: job.bias };
+        let columns = Columns { out, out_cols, at: job.at, rows: job.w.rows(), bias: job.bias, add: job.add };
         with_format!(
             job.w.dtype(),
             F => each_tile(job.w, groups, xs, |tile, groups| scalar::quants::<F>(job.w, groups, xs, tile, &columns)),
@@ -121,7 +124,12 @@ fn check(jobs: &[Job], xs: &Activations, out: &[f32], out_cols: usize) {
 /// Calls `part` for every tile of activations on chunks of row groups that fit into the cache.
 fn each_tile(w: &PackedMatrix, groups: Range<usize>, xs: &Activations, part: impl Fn(Tile, Range<usize>)) {
     let group_bytes = w.data().len() / w.rows().div_ceil(ROWS);
-    let chunk = (CHUNK_BYTES / group_bytes).max(1);
+    // A single tile reads each weight once: nothing is gained by chunks.
+    let chunk = if Tile::all(xs.rows()).nth(1).is_none() {
+        groups.len().max(1)
+    } else {
+        (CHUNK_BYTES / group_bytes).max(1)
+    };
     for from in groups.clone().step_by(chunk) {
         let groups = from..groups.end.min(from + chunk);
         for tile in Tile::all(xs.rows()) {
@@ -137,19 +145,24 @@ struct Columns<'a> {
     at: usize,
     rows: usize,
     bias: Option<&'a [f32]>,
+    add: bool,
 }
 
 impl Columns<'_> {
     /// Stores the results of row `t` and the four rows of `group`, with the bias added.
     #[inline(always)]
-    fn store(&self, t: usize, group: usize, y: [f32; ROWS]) {
+    fn store(&self, t: usize, group: usize, mut y: [f32; ROWS]) {
         let first = group * ROWS;
         let n = ROWS.min(self.rows - first);
         // SAFETY: the jobs' columns do not overlap (`check`), and a task has its row groups for itself.
         let out = unsafe { self.out.slice(t * self.out_cols + self.at + first, n) };
-        match self.bias {
-            Some(bias) => out.iter_mut().zip(y).zip(&bias[first..]).for_each(|((o, y), b)| *o = y + b),
-            None => out.copy_from_slice(&y[..n]),
+        if let Some(bias) = self.bias {
+            y.iter_mut().zip(&bias[first..]).for_each(|(y, b)| *y += b);
+        }
+        if self.add {
+            out.iter_mut().zip(y).for_each(|(o, y)| *o += y);
+        } else {
+            out.copy_from_slice(&y[..n]);
         }
     }
 }

@@ -13,8 +13,8 @@ pub fn rms_norm(xs: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         let scale = if squares.is_finite() { 1.0 / (squares / cols as f32 + eps).sqrt() } else { f32::NAN };
         let wide = F32x4::splat(scale);
         let body = cols & !3;
-        for c in (0..body).step_by(4) {
-            F32x4::load(&x[c..]).mul(wide).mul(F32x4::load(&weight[c..])).store(&mut y[c..]);
+        for ((x, w), y) in x.chunks_exact(4).zip(weight.chunks_exact(4)).zip(y.chunks_exact_mut(4)) {
+            F32x4::load(x).mul(wide).mul(F32x4::load(w)).store(y);
         }
         for c in body..cols {
             y[c] = x[c] * scale * weight[c];

@@ -1,44 +1,55 @@
-//! Splits index ranges over the threads of rayon's current pool (natively, and on wasm built with atomics); elsewhere
-//! the work is done by a plain call. It owns no threads: on wasm the pool is `wasm-bindgen-rayon`'s.
+//! Splits index ranges over threads: a team of the caller and of threads borrowed from rayon's current pool (natively, and
+//! on wasm built with atomics, where the pool is `wasm-bindgen-rayon`'s); elsewhere the work is done by a plain call.
+//!
+//! Rayon wakes a thread for every region, which costs as long as a small matrix takes. So a [`team`] borrows the threads
+//! once for many regions: between two of them they watch a counter for some microseconds before they sleep. The caller
+//! works too and never waits for a thread that has not come: only for tasks that one has taken.
+
+#[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
+mod team;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Ranges given out per thread, so that a thread that was held up does not keep the others waiting.
-#[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
 const RANGES_PER_THREAD: usize = 4;
 
-/// Number of threads that [`for_ranges`] spreads work over.
+/// Number of threads that [`for_ranges`] spreads work over, the caller's included.
 pub fn threads() -> usize {
     #[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
-    return rayon::current_num_threads();
+    return team::threads();
     #[cfg(not(any(not(target_arch = "wasm32"), target_feature = "atomics")))]
     1
+}
+
+/// Runs `work` while the threads of the pool stand by for its [`for_ranges`]. A team inside a team is the same team.
+pub fn team<R>(work: impl FnOnce() -> R) -> R {
+    #[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
+    return team::team(work);
+    #[cfg(not(any(not(target_arch = "wasm32"), target_feature = "atomics")))]
+    work()
 }
 
 /// Calls `work` on ranges that cover `0..n_items` once, in parallel, and returns when all are done.
 ///
 /// No range but the last is shorter than `min_per_task`; the split depends on the thread count, so results must not.
-pub fn for_ranges(n_items: usize, min_per_task: usize, work: impl Fn(Range<usize>) + Send + Sync) {
+/// A panic in `work` becomes the caller's once all that was begun is done.
+pub fn for_ranges(n_items: usize, min_per_task: usize, work: impl Fn(Range<usize>) + Sync) {
     if n_items == 0 {
         return;
     }
-    #[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
-    {
-        use rayon::prelude::*;
-        let threads = threads();
-        let tasks = (n_items / min_per_task.max(1)).min(threads * RANGES_PER_THREAD);
-        if threads > 1 && tasks > 1 {
-            let step = n_items.div_ceil(tasks);
-            (0..n_items.div_ceil(step)).into_par_iter().with_max_len(1).for_each(|task| {
-                let from = task * step;
-                work(from..n_items.min(from + step));
-            });
-            return;
-        }
+    let threads = threads();
+    let tasks = (n_items / min_per_task.max(1)).min(threads * RANGES_PER_THREAD);
+    if threads == 1 || tasks < 2 {
+        return work(0..n_items);
     }
-    let _ = min_per_task;
-    work(0..n_items);
+    let step = n_items.div_ceil(tasks);
+    let tasks = n_items.div_ceil(step);
+    let task = |task: usize| work(task * step..n_items.min((task + 1) * step));
+    #[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
+    team::run(tasks, &task);
+    #[cfg(not(any(not(target_arch = "wasm32"), target_feature = "atomics")))]
+    (0..tasks).for_each(task);
 }
 
 /// A slice that several tasks write at places of their own.
@@ -74,6 +85,49 @@ impl<'a, T> SharedOut<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn regions_of_a_team_cover_every_item_once_and_wait_for_all() {
+        for threads in [1, 2, 3, 8] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                assert_eq!(super::threads(), threads);
+                team(|| {
+                    for n in (0..2000).map(|i| i % 97) {
+                        let mut hits = vec![0u8; n];
+                        let out = SharedOut::new(&mut hits);
+                        for_ranges(n, 1, |range| {
+                            // A region inside a task must not wait for anyone.
+                            for_ranges(2, 1, |_| ());
+                            // SAFETY: the ranges do not overlap (what this test checks by the counts).
+                            unsafe { out.slice(range.start, range.len()) }.iter_mut().for_each(|h| *h += 1);
+                        });
+                        assert!(hits.iter().all(|h| *h == 1), "{n} items on {threads} threads");
+                    }
+                    // Long enough for the helpers to fall asleep.
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    let sum = std::sync::atomic::AtomicUsize::new(0);
+                    for_ranges(100, 1, |range| {
+                        sum.fetch_add(range.sum::<usize>(), std::sync::atomic::Ordering::Relaxed);
+                    });
+                    assert_eq!(sum.into_inner(), 4950);
+                });
+            });
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_next_region_works() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        pool.install(|| {
+            team(|| {
+                let fault = || for_ranges(12, 1, |range| assert!(!range.contains(&5), "task of 5"));
+                let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(fault)).unwrap_err();
+                assert_eq!(panic.downcast_ref::<&str>(), Some(&"task of 5"));
+                for_ranges(12, 1, |_| ());
+            });
+        });
+    }
 
     #[test]
     fn ranges_cover_every_item_once() {

@@ -2,7 +2,11 @@
 //! The tables grow with the positions that are really reached, never to the model's full context.
 
 use super::math::F32x4;
+use super::parallel::{for_ranges, SharedOut};
 use std::sync::RwLock;
+
+/// Values that a task rotates at least: some 10 µs.
+const TASK_VALUES: usize = 1 << 14;
 
 /// How many positions are added at a time.
 const STEP: usize = 256;
@@ -29,12 +33,19 @@ impl Rope {
         self.grow(start + t);
         let table = self.table.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let half = self.half;
-        for (i, row) in xs.chunks_mut(stride).enumerate() {
-            let (cos, sin) = table[(start + i) * 2 * half..][..2 * half].split_at(half);
-            for head in row[..heads * 2 * half].chunks_exact_mut(2 * half) {
-                rotate(head, cos, sin);
+        let width = heads * 2 * half;
+        let len = xs.len();
+        let xs = SharedOut::new(xs);
+        for_ranges(t, TASK_VALUES / width.max(1) + 1, |rows| {
+            for i in rows {
+                let (cos, sin) = table[(start + i) * 2 * half..][..2 * half].split_at(half);
+                // SAFETY: a row belongs to one task.
+                let row = unsafe { xs.slice(i * stride, width.min(len - i * stride)) };
+                for head in row.chunks_exact_mut(2 * half) {
+                    rotate(head, cos, sin);
+                }
             }
-        }
+        });
     }
 
     fn grow(&self, positions: usize) {

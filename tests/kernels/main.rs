@@ -78,13 +78,18 @@ fn columns(dtype: DType) -> [usize; 2] {
 
 fn product(w: &PackedMatrix, bias: Option<&[f32]>, xs: &[f32], t: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; t * w.rows()];
-    matmul(&[Job { w, bias, at: 0 }], &Activations::new(xs, t, w.cols()), &mut out, w.rows());
+    matmul(&[Job { w, bias, at: 0, add: false }], &Activations::new(xs, t, w.cols()), &mut out, w.rows());
     out
 }
 
 fn reference(w: &PackedMatrix, bias: Option<&[f32]>, xs: &[f32], t: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; t * w.rows()];
-    matmul_reference(&[Job { w, bias, at: 0 }], &Activations::new(xs, t, w.cols()), &mut out, w.rows());
+    matmul_reference(
+        &[Job { w, bias, at: 0, add: false }],
+        &Activations::new(xs, t, w.cols()),
+        &mut out,
+        w.rows(),
+    );
     out
 }
 
@@ -319,13 +324,13 @@ tests! {
         let jobs: Vec<_> = weights
             .iter()
             .zip(types)
-            .map(|(w, (dtype, _, at))| Job { w, bias: (dtype == DType::F16).then_some(&bias[..]), at })
+            .map(|(w, (dtype, _, at))| Job { w, bias: (dtype == DType::F16).then_some(&bias[..]), at, add: false })
             .collect();
         let xs = random.floats(t * cols);
         let mut out = vec![7.0; t * out_cols];
         matmul(&jobs, &Activations::new(&xs, t, cols), &mut out, out_cols);
         let mut expected = vec![7.0; t * out_cols];
-        for Job { w, bias, at } in jobs {
+        for Job { w, bias, at, .. } in jobs {
             let y = product(w, bias, &xs, t);
             for (row, y) in expected.chunks_exact_mut(out_cols).zip(y.chunks_exact(w.rows())) {
                 row[at..at + w.rows()].copy_from_slice(y);
