@@ -50,8 +50,11 @@ pub fn matmul(jobs: &[Job], xs: &Activations, out: &mut [f32], out_cols: usize) 
         let columns = Columns { out, out_cols, at: job.at, rows: job.w.rows(), bias: job.bias, add: job.add };
         with_format!(
             job.w.dtype(),
-            F => each_tile(job.w, groups, xs, |tile, groups| kernel::quants::<F>(job.w, groups, xs, tile, &columns)),
-            each_tile(job.w, groups, xs, |tile, groups| kernel::floats::<F>(job.w, groups, xs, tile, &columns))
+            F => {
+                let done = kernel::whole_tiles::<F>(job.w, groups.clone(), xs, &columns);
+                each_tile(job.w, groups, xs, done, |tile, groups| kernel::quants::<F>(job.w, groups, xs, tile, &columns))
+            },
+            each_tile(job.w, groups, xs, 0, |tile, groups| kernel::floats::<F>(job.w, groups, xs, tile, &columns))
         )
     });
 }
@@ -62,8 +65,8 @@ pub fn matmul_reference(jobs: &[Job], xs: &Activations, out: &mut [f32], out_col
         let columns = Columns { out, out_cols, at: job.at, rows: job.w.rows(), bias: job.bias, add: job.add };
         with_format!(
             job.w.dtype(),
-            F => each_tile(job.w, groups, xs, |tile, groups| scalar::quants::<F>(job.w, groups, xs, tile, &columns)),
-            each_tile(job.w, groups, xs, |tile, groups| scalar::floats::<F>(job.w, groups, xs, tile, &columns))
+            F => each_tile(job.w, groups, xs, 0, |tile, groups| scalar::quants::<F>(job.w, groups, xs, tile, &columns)),
+            each_tile(job.w, groups, xs, 0, |tile, groups| scalar::floats::<F>(job.w, groups, xs, tile, &columns))
         )
     });
 }
@@ -121,19 +124,22 @@ fn check(jobs: &[Job], xs: &Activations, out: &[f32], out_cols: usize) {
     }
 }
 
-/// Calls `part` for every tile of activations on chunks of row groups that fit into the cache.
-fn each_tile(w: &PackedMatrix, groups: Range<usize>, xs: &Activations, part: impl Fn(Tile, Range<usize>)) {
+/// Calls `part` for every tile of activations from row `done` on, on chunks of row groups that fit into the cache.
+fn each_tile(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    done: usize,
+    part: impl Fn(Tile, Range<usize>),
+) {
+    let tiles: Vec<Tile> = Tile::all(xs.rows()).filter(|tile| tile.t0 >= done).collect();
     let group_bytes = w.data().len() / w.rows().div_ceil(ROWS);
     // A single tile reads each weight once: nothing is gained by chunks.
-    let chunk = if Tile::all(xs.rows()).nth(1).is_none() {
-        groups.len().max(1)
-    } else {
-        (CHUNK_BYTES / group_bytes).max(1)
-    };
-    for from in groups.clone().step_by(chunk) {
-        let groups = from..groups.end.min(from + chunk);
-        for tile in Tile::all(xs.rows()) {
-            part(tile, groups.clone());
+    let chunk = if tiles.len() < 2 { groups.len() } else { CHUNK_BYTES / group_bytes };
+    for from in groups.clone().step_by(chunk.max(1)) {
+        let groups = from..groups.end.min(from + chunk.max(1));
+        for tile in &tiles {
+            part(*tile, groups.clone());
         }
     }
 }

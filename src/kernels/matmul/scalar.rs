@@ -83,6 +83,17 @@ fn dot(w: &[i16; BLOCK], a: &[i16; BLOCK], at: usize) -> i32 {
     (at..at + 16).map(|i| i32::from(w[i]) * i32::from(a[i])).sum()
 }
 
+/// The reference has no other way for many rows.
+#[allow(dead_code)] // on wasm only SIMD's is called
+pub(super) fn whole_tiles<F: Quant>(
+    _: &PackedMatrix,
+    _: Range<usize>,
+    _: &Activations,
+    _: &Columns,
+) -> usize {
+    0
+}
+
 /// Results of some row groups for one tile of activations, float weights. Of each 32 columns every fourth is summed on
 /// its own, so that additions need not wait for each other.
 pub(super) fn floats<F: Float>(

@@ -2,7 +2,7 @@
 //! relaxed SIMD a step is one dot product of bytes, without it two of 16-bit numbers; the packed weights are the same.
 
 use super::{Columns, CHAINS};
-use crate::kernels::activations::{form, Activations, Sums, Tile, BLOCK};
+use crate::kernels::activations::{form, Activations, Sums, Tile, BLOCK, TILE};
 use crate::kernels::packed::format::{Float, Quant, ROWS};
 use crate::kernels::packed::PackedMatrix;
 use core::arch::wasm32::*;
@@ -41,7 +41,8 @@ fn quants_n<F: Quant, const N: usize>(
     assert_eq!(tile.n, N);
     let (quants, scales, sums) = (xs.tile_quants(tile), xs.tile_scales(tile), xs.tile_sums(tile));
     assert_eq!(scales.len(), N * w.cols() / BLOCK);
-    let (a, scales, sums) = (quants.as_ptr(), scales.as_ptr(), sums.as_ptr());
+    let x =
+        Rows { a: quants.as_ptr(), scales: scales.as_ptr(), sums: sums.as_ptr(), n: N, first: 0, half: 4 };
     let mut group = groups.start;
     if N == 1 {
         // Each stream runs on through the memory from one call to the next.
@@ -52,7 +53,7 @@ fn quants_n<F: Quant, const N: usize>(
             // the activations of N rows (asserted).
             let y = unsafe {
                 let unit = data.as_ptr().add(i * group_bytes);
-                product::<F, N, STREAMS>(unit, apart * group_bytes, units, a, scales, sums)
+                product::<F, N, STREAMS>(unit, apart * group_bytes, units, x)
             };
             for (stream, y) in y.into_iter().enumerate() {
                 store(columns, tile.t0, group + stream * apart + i, y);
@@ -63,7 +64,7 @@ fn quants_n<F: Quant, const N: usize>(
     for group in group..groups.end {
         let data = &w.data()[group * group_bytes..][..group_bytes];
         // SAFETY: the slices hold a group of `units` units and the activations of N rows (asserted).
-        let [y] = unsafe { product::<F, N, 1>(data.as_ptr(), 0, units, a, scales, sums) };
+        let [y] = unsafe { product::<F, N, 1>(data.as_ptr(), 0, units, x) };
         store(columns, tile.t0, group, y);
     }
 }
@@ -73,16 +74,14 @@ fn quants_n<F: Quant, const N: usize>(
 /// -30 %).
 ///
 /// # Safety
-/// `unit` points to `units` units, as do the G − 1 pointers `apart` bytes on; `a`, `scales` and `sums` to a tile of N rows
+/// `unit` points to `units` units, as do the G − 1 pointers `apart` bytes on; `x` to the first block of a tile of N rows
 /// with COLS / 32 blocks for each unit.
 #[inline(always)]
 unsafe fn product<F: Quant, const N: usize, const G: usize>(
     mut unit: *const u8,
     apart: usize,
     units: usize,
-    mut a: *const form::Element,
-    mut scales: *const f32,
-    mut sums: *const Sums,
+    mut x: Rows,
 ) -> [[v128; N]; G] {
     let zero = f32x4_splat(0.0);
     let mut y = [[zero; N]; G];
@@ -97,11 +96,11 @@ unsafe fn product<F: Quant, const N: usize, const G: usize>(
             for block in 0..F::COLS / BLOCK {
                 for g in 0..streams.min(G) {
                     let w = F::unpack::<v128>(unit.add(g * apart), block);
-                    add_block::<F, N>(&w, block, &ws[g], &wm[g], a, scales, sums, &mut y[g]);
+                    let block =
+                        Block { w: [&w], scales: [of::<F>(&ws[g], block)], minima: [of::<F>(&wm[g], block)] };
+                    add_block::<F, 1, N>(&block, x, std::array::from_mut(&mut y[g]));
                 }
-                a = a.add(N * form::LEN);
-                scales = scales.add(N);
-                sums = sums.add(N);
+                x = x.next();
             }
             unit = unit.add(F::BYTES);
         }
@@ -109,61 +108,248 @@ unsafe fn product<F: Quant, const N: usize, const G: usize>(
     y
 }
 
-/// Adds the products of an unpacked block with N activation rows to `y`.
+/// A block's scales among its unit's.
+#[inline(always)]
+fn of<F: Quant>(all: &[v128; 16], block: usize) -> [v128; 2] {
+    if F::HALVES {
+        [all[2 * block], all[2 * block + 1]]
+    } else {
+        [all[block]; 2]
+    }
+}
+
+/// Row groups and activation rows whose sums stay in registers together: two loads of weights and four of activations
+/// serve eight products, where one group and eight rows need nine.
+const GROUPS_TOGETHER: usize = 2;
+const ROWS_TOGETHER: usize = 4;
+
+/// Bytes of unpacked weights that stay in the first-level cache beside a tile of activations.
+const UNPACKED_BYTES: usize = 24 << 10;
+
+/// Results of row groups for all whole tiles of eight activation rows, quantised weights, each unpacked once for all of
+/// them. Returns the number of rows that are done.
+pub(super) fn whole_tiles<F: Quant>(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    columns: &Columns,
+) -> usize {
+    let tiles: Vec<Tile> = Tile::all(xs.rows()).take_while(|tile| tile.n == TILE).collect();
+    if tiles.is_empty() {
+        return 0;
+    }
+    let units = w.cols() / F::COLS;
+    let blocks = w.cols() / BLOCK;
+    let group_bytes = units * F::BYTES;
+    let at_once =
+        (UNPACKED_BYTES / (blocks * size_of::<[v128; 8]>())).max(1).next_multiple_of(GROUPS_TOGETHER);
+    let four = std::hint::black_box(4);
+    let zero = i32x4_splat(0);
+    let mut quants = vec![[zero; 8]; at_once * blocks];
+    let mut scales = vec![[zero; 2]; at_once * blocks];
+    let mut minima = vec![[zero; 2]; if F::MINIMA { at_once * blocks } else { 0 }];
+    for from in groups.clone().step_by(at_once) {
+        let now = from..groups.end.min(from + at_once);
+        let data = &w.data()[now.start * group_bytes..now.end * group_bytes];
+        for (i, unit) in data.chunks_exact(F::BYTES).enumerate() {
+            let (mut ws, mut wm) = ([zero; 16], [zero; 16]);
+            // SAFETY: a whole unit, and block < COLS / 32.
+            unsafe {
+                F::scales::<v128>(unit.as_ptr(), &mut ws, &mut wm);
+                for block in 0..F::COLS / BLOCK {
+                    let at = i * (F::COLS / BLOCK) + block;
+                    quants[at] = F::unpack::<v128>(unit.as_ptr(), block);
+                    scales[at] = of::<F>(&ws, block);
+                    if F::MINIMA {
+                        minima[at] = of::<F>(&wm, block);
+                    }
+                }
+            }
+        }
+        for tile in &tiles {
+            let x = Rows {
+                a: xs.tile_quants(*tile).as_ptr(),
+                scales: xs.tile_scales(*tile).as_ptr(),
+                sums: xs.tile_sums(*tile).as_ptr(),
+                n: TILE,
+                first: 0,
+                half: four,
+            };
+            let mut g = 0;
+            while g + GROUPS_TOGETHER <= now.len() {
+                for first in (0..TILE).step_by(ROWS_TOGETHER) {
+                    let unpacked = (
+                        &quants[g * blocks..],
+                        &scales[g * blocks..],
+                        minima.get(g * blocks..).unwrap_or(&[]),
+                    );
+                    // SAFETY: the tile has `blocks` blocks of eight rows.
+                    let y = unsafe {
+                        unpacked_product::<F, GROUPS_TOGETHER, ROWS_TOGETHER>(
+                            unpacked,
+                            blocks,
+                            Rows { first, ..x },
+                        )
+                    };
+                    for (i, y) in y.into_iter().enumerate() {
+                        store(columns, tile.t0 + first, now.start + g + i, y);
+                    }
+                }
+                g += GROUPS_TOGETHER;
+            }
+            if g < now.len() {
+                let unpacked =
+                    (&quants[g * blocks..], &scales[g * blocks..], minima.get(g * blocks..).unwrap_or(&[]));
+                // SAFETY: as above.
+                let [y] = unsafe { unpacked_product::<F, 1, TILE>(unpacked, blocks, x) };
+                store(columns, tile.t0, now.start + g, y);
+            }
+        }
+    }
+    tiles.len() * TILE
+}
+
+/// Unpacked blocks: quants, scales, and minima where the type has them.
+type Unpacked<'a> = (&'a [[v128; 8]], &'a [[v128; 2]], &'a [[v128; 2]]);
+
+/// G row groups of `blocks` blocks, one after the other, times N activation rows.
 ///
 /// # Safety
-/// `a`, `scales` and `sums` point to a block of a tile of N rows.
+/// `x` points to the first block of a tile with `blocks` of them; `first + N` is at most its number of rows.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn add_block<F: Quant, const N: usize>(
-    w: &[v128; 8],
-    block: usize,
-    ws: &[v128; 16],
-    wm: &[v128; 16],
+unsafe fn unpacked_product<F: Quant, const G: usize, const N: usize>(
+    (quants, scales, minima): Unpacked,
+    blocks: usize,
+    mut x: Rows,
+) -> [[v128; N]; G] {
+    assert!(quants.len() >= G * blocks && scales.len() >= G * blocks);
+    assert!(!F::MINIMA || minima.len() >= G * blocks);
+    let zero = f32x4_splat(0.0);
+    let mut y = [[zero; N]; G];
+    for b in 0..blocks {
+        // SAFETY: g * blocks + b < G * blocks (asserted); `x` is at block b of the tile.
+        unsafe {
+            let block = Block::<G> {
+                w: std::array::from_fn(|g| quants.get_unchecked(g * blocks + b)),
+                scales: std::array::from_fn(|g| *scales.get_unchecked(g * blocks + b)),
+                minima: std::array::from_fn(|g| {
+                    if F::MINIMA {
+                        *minima.get_unchecked(g * blocks + b)
+                    } else {
+                        [zero; 2]
+                    }
+                }),
+            };
+            add_block::<F, G, N>(&block, x, &mut y);
+            x = x.next();
+        }
+    }
+    y
+}
+
+/// A block of 32 columns of G row groups, unpacked, with the scales (and minima) of its halves; a block of one scale has
+/// it first.
+struct Block<'a, const G: usize> {
+    w: [&'a [v128; 8]; G],
+    scales: [[v128; 2]; G],
+    minima: [[v128; 2]; G],
+}
+
+/// Rows of a tile of `n` from the one numbered `first` on, at one of the tile's blocks.
+#[derive(Clone, Copy)]
+struct Rows {
     a: *const form::Element,
     scales: *const f32,
     sums: *const Sums,
-    y: &mut [v128; N],
+    n: usize,
+    first: usize,
+    /// Weight vectors of half a block: four. Hidden from the compiler where the loop over them must stay a loop: it
+    /// would else sum one output after the other, with the block's weights and activations all in flight.
+    half: usize,
+}
+
+impl Rows {
+    /// The same rows at the next block.
+    ///
+    /// # Safety
+    /// There is one, or the result is not read from.
+    #[inline(always)]
+    unsafe fn next(self) -> Self {
+        // SAFETY: as the caller promises; one past the end is allowed.
+        unsafe {
+            Self {
+                a: self.a.add(self.n * form::LEN),
+                scales: self.scales.add(self.n),
+                sums: self.sums.add(self.n),
+                ..self
+            }
+        }
+    }
+}
+
+/// Adds the products of a block with N activation rows to `y`.
+///
+/// # Safety
+/// `x`'s pointers are those of a block of a tile of `n` rows, `first + N <= n`, and `half` is 4.
+#[inline(always)]
+unsafe fn add_block<F: Quant, const G: usize, const N: usize>(
+    block: &Block<G>,
+    x: Rows,
+    y: &mut [[v128; N]; G],
 ) {
     let zero = i32x4_splat(0);
+    let Block { w, scales, minima } = block;
     // SAFETY: all reads stay inside the block that the caller promises.
     unsafe {
         if F::HALVES {
-            let (mut low, mut high) = ([zero; N], [zero; N]);
+            let (mut low, mut high) = ([[zero; N]; G], [[zero; N]; G]);
             for j in 0..N {
-                low[j] = start::<F>(&raw const (*sums.add(j)).low);
-                high[j] = start::<F>(&raw const (*sums.add(j)).high);
-            }
-            dots::<F, N>(w, 0..4, a, &mut low);
-            dots::<F, N>(w, 4..8, a, &mut high);
-            let (s0, s1) = (ws[2 * block], ws[2 * block + 1]);
-            for j in 0..N {
-                let p0 = f32x4_mul(f32x4_convert_i32x4(low[j]), s0);
-                let p1 = f32x4_mul(f32x4_convert_i32x4(high[j]), s1);
-                let mut part = f32x4_add(p0, p1);
-                if F::MINIMA {
-                    let m0 = minimum(&raw const (*sums.add(j)).low, wm[2 * block]);
-                    let m1 = minimum(&raw const (*sums.add(j)).high, wm[2 * block + 1]);
-                    part = f32x4_add(part, f32x4_add(m0, m1));
+                let sums = x.sums.add(x.first + j);
+                let (l, h) = (start::<F>(&raw const (*sums).low), start::<F>(&raw const (*sums).high));
+                for g in 0..G {
+                    (low[g][j], high[g][j]) = (l, h);
                 }
-                y[j] = f32x4_add(y[j], f32x4_mul(part, v128_load32_splat(scales.add(j).cast())));
+            }
+            dots::<F, G, N>(w, 0..x.half, x, &mut low);
+            dots::<F, G, N>(w, x.half..2 * x.half, x, &mut high);
+            for j in 0..N {
+                let scale = v128_load32_splat(x.scales.add(x.first + j).cast());
+                for g in 0..G {
+                    let p0 = f32x4_mul(f32x4_convert_i32x4(low[g][j]), scales[g][0]);
+                    let p1 = f32x4_mul(f32x4_convert_i32x4(high[g][j]), scales[g][1]);
+                    let mut part = f32x4_add(p0, p1);
+                    if F::MINIMA {
+                        let m0 = minimum(&raw const (*x.sums.add(x.first + j)).low, minima[g][0]);
+                        let m1 = minimum(&raw const (*x.sums.add(x.first + j)).high, minima[g][1]);
+                        part = f32x4_add(part, f32x4_add(m0, m1));
+                    }
+                    y[g][j] = f32x4_add(y[g][j], f32x4_mul(part, scale));
+                }
             }
         } else {
-            let mut acc = [zero; N];
-            for (j, acc) in acc.iter_mut().enumerate() {
-                *acc = if F::WIDE && cfg!(target_feature = "relaxed-simd") {
-                    v128_load32_splat((&raw const (*sums.add(j)).negative).cast())
-                } else {
-                    start::<F>(&raw const (*sums.add(j)).all)
-                };
-            }
-            dots::<F, N>(w, 0..8, a, &mut acc);
+            let mut acc = [[zero; N]; G];
             for j in 0..N {
-                let mut part = f32x4_mul(f32x4_convert_i32x4(acc[j]), ws[block]);
-                if F::MINIMA {
-                    part = f32x4_add(part, minimum(&raw const (*sums.add(j)).all, wm[block]));
+                let sums = x.sums.add(x.first + j);
+                let first = if F::WIDE && cfg!(target_feature = "relaxed-simd") {
+                    v128_load32_splat((&raw const (*sums).negative).cast())
+                } else {
+                    start::<F>(&raw const (*sums).all)
+                };
+                for acc in &mut acc {
+                    acc[j] = first;
                 }
-                y[j] = f32x4_add(y[j], f32x4_mul(part, v128_load32_splat(scales.add(j).cast())));
+            }
+            dots::<F, G, N>(w, 0..2 * x.half, x, &mut acc);
+            for j in 0..N {
+                let scale = v128_load32_splat(x.scales.add(x.first + j).cast());
+                for g in 0..G {
+                    let mut part = f32x4_mul(f32x4_convert_i32x4(acc[g][j]), scales[g][0]);
+                    if F::MINIMA {
+                        part =
+                            f32x4_add(part, minimum(&raw const (*x.sums.add(x.first + j)).all, minima[g][0]));
+                    }
+                    y[g][j] = f32x4_add(y[g][j], f32x4_mul(part, scale));
+                }
             }
         }
     }
@@ -195,57 +381,74 @@ unsafe fn minimum(sum: *const i32, minimum: v128) -> v128 {
 /// Adds the products of the columns 4c.. of `vectors` with those of N activation rows.
 ///
 /// # Safety
-/// `a` points to a block of a tile of N rows.
+/// As [`add_block`].
 #[cfg(target_feature = "relaxed-simd")]
 #[inline(always)]
-unsafe fn dots<F: Quant, const N: usize>(
-    w: &[v128; 8],
+unsafe fn dots<F: Quant, const G: usize, const N: usize>(
+    w: &[&[v128; 8]; G],
     vectors: Range<usize>,
-    a: *const form::Element,
-    acc: &mut [v128; N],
+    Rows { a, n, first, .. }: Rows,
+    acc: &mut [[v128; N]; G],
 ) {
-    for c in vectors {
-        for (j, acc) in acc.iter_mut().enumerate() {
+    let mut c = vectors.start;
+    while c < vectors.end {
+        for j in 0..N {
             // SAFETY: inside the block that the caller promises.
             unsafe {
                 // The second operand must be 0..127: the weights where they are, else the activations' magnitudes.
-                *acc = if F::WIDE {
-                    let wide = a.add(N * BLOCK + 8 * (c * N + j));
-                    let signed = v128_xor(w[c], v128_load32_splat(wide.add(4).cast()));
-                    i32x4_relaxed_dot_i8x16_i7x16_add(signed, v128_load32_splat(wide.cast()), *acc)
+                if F::WIDE {
+                    let wide = a.add(n * BLOCK + 8 * (c * n + first + j));
+                    let (size, mask) =
+                        (v128_load32_splat(wide.cast()), v128_load32_splat(wide.add(4).cast()));
+                    for g in 0..G {
+                        acc[g][j] = i32x4_relaxed_dot_i8x16_i7x16_add(
+                            v128_xor(*w[g].get_unchecked(c), mask),
+                            size,
+                            acc[g][j],
+                        );
+                    }
                 } else {
-                    let a = v128_load32_splat(a.add(4 * (c * N + j)).cast());
-                    i32x4_relaxed_dot_i8x16_i7x16_add(a, w[c], *acc)
-                };
+                    let a = v128_load32_splat(a.add(4 * (c * n + first + j)).cast());
+                    for g in 0..G {
+                        acc[g][j] = i32x4_relaxed_dot_i8x16_i7x16_add(a, *w[g].get_unchecked(c), acc[g][j]);
+                    }
+                }
             }
         }
+        c += 1;
     }
 }
 
 /// Adds the products of the columns 4c.. of `vectors` with those of N activation rows.
 ///
 /// # Safety
-/// `a` points to a block of a tile of N rows.
+/// As [`add_block`].
 #[cfg(not(target_feature = "relaxed-simd"))]
 #[inline(always)]
-unsafe fn dots<F: Quant, const N: usize>(
-    w: &[v128; 8],
+unsafe fn dots<F: Quant, const G: usize, const N: usize>(
+    w: &[&[v128; 8]; G],
     vectors: Range<usize>,
-    a: *const form::Element,
-    acc: &mut [v128; N],
+    Rows { a, n, first, .. }: Rows,
+    acc: &mut [[v128; N]; G],
 ) {
-    for c in vectors {
-        let even = v128_and(w[c], u16x8_splat(0x00ff));
-        let odd = u16x8_shr(w[c], 8);
-        for (j, acc) in acc.iter_mut().enumerate() {
+    let mut c = vectors.start;
+    while c < vectors.end {
+        // SAFETY: c < 8, as half a block has four vectors.
+        let w = w.map(|w| unsafe { *w.get_unchecked(c) });
+        let even = w.map(|w| v128_and(w, u16x8_splat(0x00ff)));
+        let odd = w.map(|w| u16x8_shr(w, 8));
+        for j in 0..N {
             // SAFETY: inside the block that the caller promises.
             unsafe {
-                let a0 = v128_load32_splat(a.add(2 * (2 * c * N + j)).cast());
-                let a1 = v128_load32_splat(a.add(2 * ((2 * c + 1) * N + j)).cast());
-                *acc = i32x4_add(*acc, i32x4_dot_i16x8(even, a0));
-                *acc = i32x4_add(*acc, i32x4_dot_i16x8(odd, a1));
+                let a0 = v128_load32_splat(a.add(2 * (2 * c * n + first + j)).cast());
+                let a1 = v128_load32_splat(a.add(2 * ((2 * c + 1) * n + first + j)).cast());
+                for g in 0..G {
+                    acc[g][j] = i32x4_add(acc[g][j], i32x4_dot_i16x8(even[g], a0));
+                    acc[g][j] = i32x4_add(acc[g][j], i32x4_dot_i16x8(odd[g], a1));
+                }
             }
         }
+        c += 1;
     }
 }
 
