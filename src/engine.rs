@@ -9,7 +9,7 @@ pub use text_side::TextSide;
 
 use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
-use crate::generation::{first_slice, Finish, Progress, Step, Turn, TurnRequest};
+use crate::generation::{first_slice, slice_for, Finish, Progress, Step, Turn, TurnRequest};
 use crate::metrics::{ms_since, RequestRecord, Timings, Window};
 use crate::model::{Model, Want};
 use crate::openai::{extra, Body, Frame, Prompt};
@@ -380,11 +380,13 @@ impl Engine {
         self.text.tokenizer.as_ref().map_or(self.plan.config.vocab_size, Tokenizer::len)
     }
 
-    /// Touches every kernel once, in prefill and in decode.
-    pub fn warm_up(&self) -> Result<()> {
+    /// Touches every kernel once, in prefill and in decode, and learns how long a slice may be here.
+    pub fn warm_up(&mut self) -> Result<()> {
         let mut cache = self.model.new_cache();
         let n = 8.min(self.context_length);
+        let begun = Instant::now();
         self.model.forward(&vec![0; n], &mut cache, Want::Nothing)?;
+        self.slice = slice_for(n, ms_since(begun) / self.model.layers.len().max(1) as f64);
         cache.truncate(n - 1);
         self.model.forward(&[0], &mut cache, Want::Last)?;
         Ok(())

@@ -40,6 +40,12 @@ pub struct TurnRequest {
     pub slice: usize,
 }
 
+/// The slice for [`LAYER_MS`] a layer where one of `tokens` tokens takes `ms`.
+pub fn slice_for(tokens: usize, ms: f64) -> usize {
+    let fits = (tokens as f64 * LAYER_MS / ms.max(1e-3)) as usize / SLICE.start * SLICE.start;
+    fits.clamp(SLICE.start, SLICE.end)
+}
+
 /// A first slice that no machine of the last ten years works on for long.
 pub fn first_slice(model: &Model) -> usize {
     let a_token = 2 * model.parameters() / model.config.num_hidden_layers.max(1) as u64;
@@ -266,8 +272,7 @@ impl Turn {
     /// Moves the next slice's length towards [`LAYER_MS`] a layer.
     fn adapt(&mut self, tokens: usize, ms: f64) {
         if tokens >= SLICE.start && ms > 0.0 {
-            let fits = (tokens as f64 * LAYER_MS / ms) as usize / SLICE.start * SLICE.start;
-            self.slice = fits.clamp(SLICE.start, (2 * tokens).min(SLICE.end));
+            self.slice = slice_for(tokens, ms).min(2 * tokens);
         }
     }
 

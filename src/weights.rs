@@ -5,7 +5,7 @@
 use crate::config::{self, head_dim, Config};
 use crate::error::{Error, Result};
 use crate::gguf::{Header, HeaderReader, Metadata, TensorInfo};
-use crate::kernels::{rope::Rope, PackedMatrix, Packer};
+use crate::kernels::{rope::Rope, DType, PackedMatrix, Packer};
 use crate::model::{Attention, Layer, Linear, Mlp, Model, RmsNorm};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,6 +27,19 @@ pub struct Plan {
     /// The matrix type that holds the most bytes, as in `Q4_K`.
     pub quantization: &'static str,
     tensors: Vec<TensorInfo>, // by offset
+}
+
+impl Plan {
+    /// The types of the matrices, each once, in file order.
+    pub fn matrix_types(&self) -> Vec<DType> {
+        let mut types = Vec::new();
+        for info in self.tensors.iter().filter(|info| info.shape.len() == 2) {
+            if !types.contains(&info.dtype) {
+                types.push(info.dtype);
+            }
+        }
+        types
+    }
 }
 
 /// Takes the file's bytes in order and in any split.

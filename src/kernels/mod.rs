@@ -13,8 +13,10 @@ pub mod norm;
 pub mod packed;
 pub mod parallel;
 pub mod rope;
+mod warm_up;
 
 pub use activations::Activations;
 pub use dtype::DType;
 pub use matmul::{matmul, Job};
 pub use packed::{PackedMatrix, Packer};
+pub use warm_up::warm_up;

@@ -4,6 +4,7 @@ use super::wire::{self, Request};
 use super::{Inner, State};
 use crate::engine::{Engine, Options, TextSide};
 use crate::error::{Error, Result};
+use crate::kernels;
 use crate::store::source::{Body, Source};
 use crate::weights::{Loader, Plan};
 use js_sys::Uint8Array;
@@ -16,6 +17,8 @@ use web_time::Instant;
 const PIECE: usize = 256 << 10;
 /// Progress is told this often at most, ms.
 const REPORT_MS: f64 = 100.0;
+/// Time given to the kernels of each type before the weights come, ms.
+const WARM_UP_MS: f64 = 30.0;
 /// Bytes behind the last tensor that are read all the same, so that the usual request ends by itself.
 const TAIL: u64 = 1 << 20;
 /// Share of the whole bar that reading the weights has; the rest is set-up.
@@ -39,16 +42,16 @@ impl Inner {
         let mut report = Report::new(self, request.id, source.kind());
         report.send("plan", 0, None, 0.0);
         let mut body = source.open(abort).await?;
-        let result = self.read(&mut body, &options, &mut report, abort).await;
+        let warm_up = all["options"]["warmup"] != false;
+        let result = self.read(&mut body, &options, &mut report, abort, warm_up).await;
         if result.is_err() {
             body.cancel();
         }
         let (loader, text) = result?;
         let (model, plan) = loader.finish()?;
         report.send("load", plan.tensor_bytes, Some(plan.tensor_bytes), 0.98);
-        let engine = Engine::new(model, plan, text, &source.stem(), options)?;
-        let warm_up = &all["options"]["warmup"];
-        if *warm_up == true || warm_up.is_string() {
+        let mut engine = Engine::new(model, plan, text, &source.stem(), options)?;
+        if warm_up {
             report.send("warmup", 0, None, 0.99);
             self.events.turn().await;
             engine.warm_up()?;
@@ -72,6 +75,7 @@ impl Inner {
         options: &Options,
         report: &mut Report<'_>,
         abort: &AbortController,
+        warm_up: bool,
     ) -> Result<(Loader, TextSide)> {
         let mut loader = Loader::new(body.total);
         let mut text = None;
@@ -85,6 +89,9 @@ impl Inner {
                 at += n;
                 if text.is_none() {
                     text = text_side(&mut loader, options)?;
+                    if warm_up && text.is_some() {
+                        self.warm_kernels(&loader).await;
+                    }
                 }
             }
             if let Some(plan) = loader.plan() {
@@ -113,6 +120,16 @@ impl Inner {
             Some(text) => Ok((loader, text)),
             // The header is not whole: finish says what is wrong.
             None => loader.finish().and_then(|_| Err(Error::bad_model("the file ends in its header"))),
+        }
+    }
+}
+
+impl Inner {
+    /// While the first weights are on their way: the browser optimises what is busy, beside the rest of the load.
+    async fn warm_kernels(&self, loader: &Loader) {
+        for dtype in loader.plan().map(Plan::matrix_types).unwrap_or_default() {
+            kernels::warm_up(dtype, WARM_UP_MS);
+            self.events.turn().await;
         }
     }
 }
