@@ -51,6 +51,7 @@ build_all() {
 
 need_model() {
   local key=$1
+  [[ " 0.5b 1.5b r1 " == *" $key "* ]] || die "no model '$key'; there are 0.5b, 1.5b and r1"
   if node tests/tools/model.mjs check "$key"; then return; fi
   step "model $key" fetch_model "$key"
 }
@@ -82,6 +83,8 @@ PY
   node tests/tools/model.mjs keep "$key"
 }
 
+value_of() { [ -n "${3:-}" ] && printf '%s' "$3" || die "$1 needs $2"; }
+
 # In a function, so that bash has read it whole: this file may change while it runs.
 main() {
   command=${1:-help}
@@ -90,16 +93,16 @@ main() {
   args=()
   while [ $# -gt 0 ]; do
     case $1 in
-      --only) only=${2:?--only needs a tier}; shift ;;
+      --only) only=$(value_of --only "a tier" "${@:2:1}"); shift ;;
       --only=*) only=${1#*=} ;;
       --publish) profile=dist ;;
-      --port) port=${2:?--port needs a number}; shift ;;
+      --port) port=$(value_of --port "a number" "${@:2:1}"); shift ;;
       --port=*) port=${1#*=} ;;
       --full) full=yes ;;
       --quick) quick=yes ;;
       --workload) workload=yes ;;
       --kernels) kernels=yes ;;
-      --json) json=${2:?--json needs a file}; shift ;;
+      --json) json=$(value_of --json "a file" "${@:2:1}"); shift ;;
       --json=*) json=${1#*=} ;;
       -h | --help) usage; exit 0 ;;
       -*) usage >&2; die "unknown option $1" ;;
@@ -107,6 +110,8 @@ main() {
     esac
     shift
   done
+  [[ $port =~ ^[0-9]+$ && $port -le 65535 ]] || die "--port needs a number up to 65535, not '$port'"
+  [ "$command" = model ] || [ ${#args[@]} -eq 0 ] || { usage >&2; die "'${args[0]}' is not understood"; }
   began=$(now_ms)
   mkdir -p "$build"
   [ "$command" = help ] || command -v node >/dev/null || die "Node.js 20 or newer with npm is needed: install it, then run this again"

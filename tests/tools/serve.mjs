@@ -37,6 +37,7 @@ const isolation = {
 /** What `./build.sh serve` serves. */
 export const defaultMounts = {
   "/": path.join(root, "www/dist"),
+  "/pkg/": path.join(root, "pkg/dist"),
   "/models/": path.join(root, "models"),
 };
 

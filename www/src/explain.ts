@@ -28,8 +28,20 @@ const ADVICE: Record<Code, string> = {
   unsupported_browser: "Use a current version of Chrome, Edge, Firefox or Safari.",
 };
 
+/** What the page itself refuses before the engine is asked, with what to do about it. */
+export class Refusal extends Error {
+  readonly advice: string;
+
+  constructor(what: string, advice: string) {
+    super(what);
+    this.name = "Refusal";
+    this.advice = advice;
+  }
+}
+
 /** A failure as two sentences: what happened, what to do. */
 export function explain(error: unknown): { what: string; advice: string } {
+  if (error instanceof Refusal) return { what: error.message, advice: error.advice };
   if (error instanceof QandleError) return { what: error.message, advice: ADVICE[error.code] };
   return {
     what: error instanceof Error ? error.message : String(error),

@@ -31,7 +31,7 @@ setState("idle");
 if (query.has("autoload")) byId("load-form", HTMLFormElement).requestSubmit();
 
 /** Loads a model; the page is idle again when that is cancelled. */
-async function start({ source, keep }: Choice): Promise<void> {
+async function start({ find, keep }: Choice): Promise<void> {
   if (running !== null) return;
   running = new AbortController();
   setState("loading");
@@ -39,10 +39,9 @@ async function start({ source, keep }: Choice): Promise<void> {
   byId("notices", HTMLElement).replaceChildren();
   showLoading();
   store.markPhase("load");
-  if (keep !== null) store.setPreference("model", keep);
   const { contextLength, tier, threads } = choices;
   try {
-    engine = await load(source, {
+    engine = await load(await find(running.signal), {
       signal: running.signal,
       contextLength,
       tier,
@@ -50,6 +49,8 @@ async function start({ source, keep }: Choice): Promise<void> {
       onProgress: showProgress,
       onNotice: showNotice,
     });
+    // A source that failed is not offered again after a reload.
+    if (keep !== null) store.setPreference("model", keep);
     showEngine(engine);
     newChat();
   } catch (error) {
@@ -103,9 +104,13 @@ async function ask(): Promise<void> {
     if (running !== mine) return;
     if (wrote) answer.end("The answer broke off.");
     else answer.remove();
-    if (prompt.value === "") setPrompt(question);
+    // The question goes back to the prompt, and stands there alone: unless part of its answer is to be read, the next
+    // question is being typed already, or the prompt is out of sight.
+    if (prompt.value === "") {
+      setPrompt(question);
+      if (!wrote && !isDeath(error)) asked.remove();
+    }
     if (isAbort(error)) {
-      asked.remove();
       setState("ready");
       setStatus("Stopped.");
     } else {
@@ -139,7 +144,7 @@ function leave(error?: unknown): void {
   byId("start", HTMLElement).hidden = false;
   byId("chat", HTMLElement).hidden = error === undefined;
   for (const id of ["composer", "facts", "new-chat", "change-model"]) byId(id, HTMLElement).hidden = true;
-  byId("model-name", HTMLElement).textContent = "No model loaded";
+  showName("No model loaded");
   showChooser(error);
   setState(error === undefined ? "idle" : "error");
 }
@@ -166,6 +171,7 @@ function bindPage(): void {
     void ask();
   });
   prompt.addEventListener("input", fitPrompt);
+  addEventListener("resize", fitPrompt);
   byId("stop", HTMLButtonElement).addEventListener("click", () => running?.abort());
   byId("cancel-load", HTMLButtonElement).addEventListener("click", () => running?.abort());
   byId("new-chat", HTMLButtonElement).addEventListener("click", newChat);
@@ -192,24 +198,37 @@ function setPrompt(text: string): void {
   fitPrompt();
 }
 
-/** As many lines as the text has, up to eight. */
+/** As high as the wrapped text, up to the style sheet's maximum. */
 function fitPrompt(): void {
-  prompt.rows = Math.min(8, prompt.value.split("\n").length);
+  prompt.style.height = "auto";
+  const borders = prompt.offsetHeight - prompt.clientHeight;
+  prompt.style.height = `${prompt.scrollHeight + borders}px`;
 }
 
 function showEngine({ info }: Engine): void {
   byId("start", HTMLElement).hidden = true;
   for (const id of ["chat", "composer", "facts", "new-chat", "change-model"])
     byId(id, HTMLElement).hidden = false;
-  byId("model-name", HTMLElement).textContent = `${info.model.name} · ${info.model.quantization}`;
+  showName(`${info.model.name} · ${info.model.quantization}`);
   byId("fact-tier", HTMLElement).textContent = info.runtime.tier === "relaxed" ? "Relaxed SIMD" : "SIMD";
-  byId("fact-threads", HTMLElement).textContent = String(info.runtime.threads);
-  byId("fact-speed", HTMLElement).textContent = "–";
+  const { threads } = info.runtime;
+  byId("fact-threads", HTMLElement).textContent = threads === 1 ? "1 thread" : `${threads} threads`;
+  byId("fact-speed", HTMLElement).textContent = "– tok/s";
   showMemory();
+  // What was typed before this load could not be measured while the prompt was hidden.
+  fitPrompt();
+}
+
+/** The whole name is the tooltip too, as the header cuts a long one. */
+function showName(text: string): void {
+  const name = byId("model-name", HTMLElement);
+  name.textContent = text;
+  name.title = text;
 }
 
 function showMemory(): void {
-  if (engine !== null) byId("fact-memory", HTMLElement).textContent = bytes(engine.info.memory.wasmBytes);
+  if (engine === null) return;
+  byId("fact-memory", HTMLElement).textContent = `${bytes(engine.info.memory.wasmBytes)} memory`;
 }
 
 function showSpeed(tokensPerSecond: number): void {

@@ -4,7 +4,7 @@ import type { ModelSource, Progress } from "qandle";
 import { byId, make } from "./dom.js";
 import { explain } from "./explain.js";
 import { bytes, seconds } from "./format.js";
-import { OFFERS, offerOf } from "./models.js";
+import { checkAddress, locate, OFFERS, offerOf } from "./models.js";
 
 const PHASES: Record<Progress["phase"], string> = {
   plan: "Reading the model's header",
@@ -14,9 +14,11 @@ const PHASES: Record<Progress["phase"], string> = {
   warmup: "Warming up",
 };
 
-/** What the user chose: what to load, and what to remember (a file cannot be). */
+/** What the user chose. */
 export interface Choice {
-  source: ModelSource;
+  /** Finds out what to load. Rejects with a `Refusal` where that cannot be loaded, with an `AbortError` under the signal. */
+  find(signal: AbortSignal): Promise<ModelSource>;
+  /** What to remember once it is loaded; null for a file, which cannot be. */
   keep: string | null;
 }
 
@@ -66,14 +68,20 @@ function readChoice(url: HTMLInputElement, file: HTMLInputElement): Choice | nul
   const id = selected();
   if (id === "file") {
     const [first] = file.files ?? [];
-    return first === undefined ? null : { source: first, keep: null };
+    return first === undefined ? null : { find: async () => first, keep: null };
   }
-  const source = id === "custom" ? url.value.trim() : (OFFERS.find((offer) => offer.id === id)?.source ?? "");
-  return source === "" ? null : { source, keep: source };
+  if (id === "custom") {
+    const address = url.value.trim();
+    return address === "" ? null : { find: async () => checkAddress(address), keep: address };
+  }
+  const offer = OFFERS.find((offer) => offer.id === id);
+  if (offer === undefined) return null;
+  return { find: (signal) => locate(offer, signal), keep: offer.hub ?? offer.local?.path ?? null };
 }
 
 /** Shows the bar in place of the chooser. */
 export function showLoading(): void {
+  byId("start-title", HTMLElement).textContent = "Loading the model";
   byId("load-form", HTMLFormElement).hidden = true;
   byId("load-error", HTMLElement).hidden = true;
   byId("loading", HTMLElement).hidden = false;
@@ -85,6 +93,7 @@ export function showLoading(): void {
 
 /** Shows the chooser, with what went wrong if something did. */
 export function showChooser(error?: unknown): void {
+  byId("start-title", HTMLElement).textContent = "Choose a model";
   byId("load-form", HTMLFormElement).hidden = false;
   byId("loading", HTMLElement).hidden = true;
   const box = byId("load-error", HTMLElement);

@@ -384,6 +384,7 @@ unsafe fn minimum(sum: *const i32, minimum: v128) -> v128 {
 /// As [`add_block`].
 #[cfg(target_feature = "relaxed-simd")]
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // j counts the second dimension
 unsafe fn dots<F: Quant, const G: usize, const N: usize>(
     w: &[&[v128; 8]; G],
     vectors: Range<usize>,
@@ -425,6 +426,7 @@ unsafe fn dots<F: Quant, const G: usize, const N: usize>(
 /// As [`add_block`].
 #[cfg(not(target_feature = "relaxed-simd"))]
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // j counts the second dimension
 unsafe fn dots<F: Quant, const G: usize, const N: usize>(
     w: &[&[v128; 8]; G],
     vectors: Range<usize>,
