@@ -87,6 +87,7 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache.
     pub fn new(shape: KvShape) -> Self {
+        assert!(shape.head_dim.is_multiple_of(4), "a head's width is a multiple of 4");
         Self { shape, pages: Vec::new(), len: 0 }
     }
 
@@ -163,22 +164,21 @@ impl KvCache {
         let half = shape.half_len();
         let (k, v) = page.data[2 * layer * half..][..2 * half].split_at_mut(half);
         let mut finite = true;
-        let mut halves = |xs: &[f32]| {
-            let mut four = [0.0; 4];
-            four[..xs.len()].copy_from_slice(xs);
-            let four = F32x4::load(&four);
+        let mut halves = |xs: &[f32; 4]| {
+            let four = F32x4::load(xs);
             finite &= four.is_finite();
             four.to_f16()
         };
-        for (xs, out) in keys.chunks(4).zip(k.chunks_mut(4 * PAGE)) {
-            for (x, column) in halves(xs).into_iter().zip(out.chunks_exact_mut(PAGE)) {
-                column[at] = x; // (Hkv, D, 64)
+        for (xs, out) in keys.as_chunks().0.iter().zip(k.as_chunks_mut::<{ 4 * PAGE }>().0) {
+            let four = halves(xs);
+            for (c, x) in four.into_iter().enumerate() {
+                out[c * PAGE + at] = x; // (Hkv, D, 64)
             }
         }
         for (head, row) in values.chunks_exact(shape.head_dim).enumerate() {
             let out = &mut v[(head * PAGE + at) * shape.head_dim..][..shape.head_dim]; // (Hkv, 64, D)
-            for (xs, out) in row.chunks(4).zip(out.chunks_mut(4)) {
-                out.copy_from_slice(&halves(xs)[..out.len()]);
+            for (xs, out) in row.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+                *out = halves(xs);
             }
         }
         if finite {

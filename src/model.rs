@@ -92,12 +92,13 @@ impl Project<'_> {
                     job
                 })
                 .collect();
+            let keep = parts.iter().any(|(w, _)| w.dtype().block_len() == 1);
             let activations = match self.input {
                 Input::Plain => Activations::new(xs, t, k),
-                Input::Normed(RmsNorm { weight, eps }) => Activations::made(t, k, |t, out| {
+                Input::Normed(RmsNorm { weight, eps }) => Activations::made(t, k, keep, |t, out| {
                     norm::rms_norm(&xs[t * k..][..k], weight, *eps, out);
                 }),
-                Input::SwiGlu => Activations::made(t, k, |t, out| {
+                Input::SwiGlu => Activations::made(t, k, keep, |t, out| {
                     activation::swiglu(&xs[t * width..][..width], k, out);
                 }),
             };

@@ -140,15 +140,22 @@ impl<'a> Activations<'a> {
         new
     }
 
-    /// As [`Activations::new`], of rows that `row(t, out)` makes, in the same parallel region.
-    pub fn made(t: usize, k: usize, row: impl Fn(usize, &mut [f32]) + Sync) -> Self {
+    /// As [`Activations::new`], of rows that `row(t, out)` makes, in the same parallel region. The f32 rows are kept only
+    /// where `keep` asks for them: float weights and a `k` that is no multiple of 32 need them.
+    pub fn made(t: usize, k: usize, keep: bool, row: impl Fn(usize, &mut [f32]) + Sync) -> Self {
         let mut new = Self::empty(t, k);
-        let mut values = vec![0.0; t * k];
+        let keep = keep || new.blocks == 0;
+        let mut values = vec![0.0; if keep { t * k } else { 0 }];
         let xs = SharedOut::new(&mut values);
         new.each_tile(|tile, mut rows| {
+            let mut scratch = vec![0.0; if keep { 0 } else { k }];
             for j in 0..tile.n {
-                // SAFETY: a row belongs to one tile, and a tile to one task.
-                let x = unsafe { xs.slice((tile.t0 + j) * k, k) };
+                let x = if keep {
+                    // SAFETY: a row belongs to one tile, and a tile to one task.
+                    unsafe { xs.slice((tile.t0 + j) * k, k) }
+                } else {
+                    &mut scratch
+                };
                 row(tile.t0 + j, x);
                 rows.quantize(j, x);
             }
@@ -197,9 +204,14 @@ impl<'a> Activations<'a> {
         self.k
     }
 
-    /// The f32 values (T, K).
+    /// The f32 values (T, K); empty where they were not kept.
     pub fn values(&self) -> &[f32] {
         &self.xs
+    }
+
+    /// Whether the f32 values are there.
+    pub(crate) fn has_values(&self) -> bool {
+        self.xs.len() == self.t * self.k
     }
 
     /// Whether the quantised form is there.

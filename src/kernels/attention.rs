@@ -178,7 +178,11 @@ impl Work {
     fn softmax(&mut self, r: usize, at: usize, visible: usize) -> f32 {
         let weights = &mut self.weights[at];
         let padded = visible.next_multiple_of(4);
-        weights[visible..padded].fill(f32::NEG_INFINITY);
+        let pad = |weights: &mut [f32; PAGE], with: f32| {
+            // One by one: a fill of a length that is not known takes wasm long.
+            (visible..padded).for_each(|p| weights[std::hint::black_box(p)] = with);
+        };
+        pad(weights, f32::NEG_INFINITY);
         let mut top = F32x4::splat(self.max[r]);
         for w in weights[..padded].chunks_exact(4) {
             top = top.max(F32x4::load(w));
@@ -191,7 +195,7 @@ impl Work {
         for w in weights[..padded].chunks_exact_mut(4) {
             F32x4::load(w).sub(shift).exp().store(w);
         }
-        weights[visible..padded].fill(0.0);
+        pad(weights, 0.0);
         let mut sum = F32x4::splat(0.0);
         for w in weights[..padded].chunks_exact(4) {
             sum = sum.add(F32x4::load(w));

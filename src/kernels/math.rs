@@ -117,15 +117,10 @@ mod scalar {
         pub fn or_nan_of(self, x: Self) -> Self {
             self.zip(x, |a, x| if x.is_nan() { x } else { a })
         }
-        /// Rounds each lane to the nearest integer, ties to even.
+        /// `2^n` for lanes that hold [`ROUND`](super::ROUND)` + n`, n in −126..=127 (NaN gives anything).
         #[inline(always)]
-        pub fn nearest(self) -> Self {
-            Self(self.0.map(f32::round_ties_even))
-        }
-        /// `2^n` for lanes that hold whole numbers in −126..=127 (NaN gives 2^0).
-        #[inline(always)]
-        pub fn exp2_int(self) -> Self {
-            Self(self.0.map(|x| f32::from_bits((((x as i32) + 127) << 23) as u32)))
+        pub fn exp2_of_rounded(self) -> Self {
+            Self(self.0.map(|x| f32::from_bits((x.to_bits() << 23).wrapping_add(127 << 23))))
         }
     }
 }
@@ -272,19 +267,16 @@ mod simd {
         pub fn or_nan_of(self, x: Self) -> Self {
             Self(v128_bitselect(x.0, self.0, f32x4_ne(x.0, x.0)))
         }
-        /// Rounds each lane to the nearest integer, ties to even.
+        /// `2^n` for lanes that hold [`ROUND`](super::ROUND)` + n`, n in −126..=127 (NaN gives anything).
         #[inline(always)]
-        pub fn nearest(self) -> Self {
-            Self(f32x4_nearest(self.0))
-        }
-        /// `2^n` for lanes that hold whole numbers in −126..=127 (NaN gives 2^0).
-        #[inline(always)]
-        pub fn exp2_int(self) -> Self {
-            let n = i32x4_trunc_sat_f32x4(self.0);
-            Self(i32x4_shl(i32x4_add(n, i32x4_splat(127)), 23))
+        pub fn exp2_of_rounded(self) -> Self {
+            Self(i32x4_add(i32x4_shl(self.0, 23), i32x4_splat(127 << 23)))
         }
     }
 }
+
+/// 1.5 · 2^23: added to a number below 2^22 it leaves the nearest whole one, ties to even, in the low bits.
+const ROUND: f32 = 12_582_912.0;
 
 impl F32x4 {
     /// The lanes' sum as `(l0 + l1) + (l2 + l3)`.
@@ -301,13 +293,14 @@ impl F32x4 {
     pub fn exp(self) -> Self {
         // `pmax` and `pmin` let go of a NaN where LLVM makes the relaxed instructions of them.
         let x = self.max(Self::splat(-87.0)).min(Self::splat(88.0));
-        let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).nearest();
+        let rounded = x.mul(Self::splat(std::f32::consts::LOG2_E)).add(Self::splat(ROUND));
+        let n = rounded.sub(Self::splat(ROUND));
         let r = x.sub(n.mul(Self::splat(0.693_359_4))).sub(n.mul(Self::splat(-2.121_944_4e-4)));
         let mut p = Self::splat(1.0 / 720.0);
         for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
             p = p.mul(r).add(Self::splat(c));
         }
-        p.mul(n.exp2_int()).or_nan_of(self)
+        p.mul(rounded.exp2_of_rounded()).or_nan_of(self)
     }
 }
 

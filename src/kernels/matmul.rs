@@ -107,9 +107,10 @@ fn check(jobs: &[Job], xs: &Activations, out: &[f32], out_cols: usize) {
     for (i, job) in jobs.iter().enumerate() {
         let rows = job.w.rows();
         assert_eq!(job.w.cols(), xs.cols(), "weights and activations have the same K");
+        let (floats, quants) = (job.w.dtype().block_len() == 1, xs.is_quantized());
         assert!(
-            job.w.dtype().block_len() == 1 || xs.is_quantized(),
-            "quantised weights need quantised activations"
+            if floats { xs.has_values() } else { quants },
+            "the activations have the form the weights need"
         );
         assert!(
             job.at <= out_cols && rows <= out_cols - job.at,
@@ -162,13 +163,18 @@ impl Columns<'_> {
         let n = ROWS.min(self.rows - first);
         // SAFETY: the jobs' columns do not overlap (`check`), and a task has its row groups for itself.
         let out = unsafe { self.out.slice(t * self.out_cols + self.at + first, n) };
-        if let Some(bias) = self.bias {
-            y.iter_mut().zip(&bias[first..]).for_each(|(y, b)| *y += b);
+        // A copy of a length that is not known takes wasm longer than the sums of a short row.
+        if let [out] = out.as_chunks_mut::<ROWS>().0 {
+            if let Some(bias) = self.bias {
+                let bias = &bias[first..first + ROWS];
+                y = std::array::from_fn(|r| y[r] + bias[r]);
+            }
+            *out = if self.add { std::array::from_fn(|r| out[r] + y[r]) } else { y };
+            return;
         }
-        if self.add {
-            out.iter_mut().zip(y).for_each(|(o, y)| *o += y);
-        } else {
-            out.copy_from_slice(&y[..n]);
+        for (r, out) in out.iter_mut().enumerate() {
+            let y = y[r] + self.bias.map_or(0.0, |bias| bias[first + r]);
+            *out = if self.add { *out + y } else { y };
         }
     }
 }

@@ -24,15 +24,16 @@ try {
     const page = await browser.open(`${site.url}/kernels.html`);
     await page.evaluate((name) => window.start(name), tier);
     const run = (name, ...args) => page.evaluate((f, a) => window.run(f, a), name, args);
-    console.log(`\n${tier}, one thread\n  type     bytes/weight   GEMV GOP/s   GB/s   in cache GOP/s   GEMM GOP/s (8 rows)   (128 rows)`);
+    console.log(`\n${tier}, one thread\n  type     bytes/weight   GEMV GOP/s   GB/s   in cache GOP/s   GEMM GOP/s (8 rows)   (128 rows)   (128, 8,960 wide)`);
     for (const type of await run("types")) {
       if (only.length > 0 && !only.includes(type)) continue;
-      const [gemv, gbps, size] = await run("product", type, 1, 96, ms);
-      const [cached] = await run("product", type, 1, 0.4, ms);
-      const [gemm8] = await run("product", type, 8, 3, ms);
-      const [gemm] = await run("product", type, 128, 3, ms);
-      rows.push({ tier, type, bytesPerWeight: size, gemvGops: gemv, gemvGBps: gbps, gemvCachedGops: cached, gemm8Gops: gemm8, gemmGops: gemm });
-      const cells = [size.toFixed(3).padStart(12), gemv.toFixed(1).padStart(12), gbps.toFixed(1).padStart(6), cached.toFixed(1).padStart(16), gemm8.toFixed(1).padStart(21), gemm.toFixed(1).padStart(12)];
+      const [gemv, gbps, size] = await run("product", type, 1, 1536, 96, ms);
+      const [cached] = await run("product", type, 1, 1536, 0.4, ms);
+      const [gemm8] = await run("product", type, 8, 1536, 3, ms);
+      const [gemm] = await run("product", type, 128, 1536, 3, ms);
+      const [gemmWide] = await run("product", type, 128, 8960, 3, ms);
+      rows.push({ tier, type, bytesPerWeight: size, gemvGops: gemv, gemvGBps: gbps, gemvCachedGops: cached, gemm8Gops: gemm8, gemmGops: gemm, gemmWideGops: gemmWide });
+      const cells = [size.toFixed(3).padStart(12), gemv.toFixed(1).padStart(12), gbps.toFixed(1).padStart(6), cached.toFixed(1).padStart(16), gemm8.toFixed(1).padStart(21), gemm.toFixed(1).padStart(12), gemmWide.toFixed(1).padStart(18)];
       console.log(`  ${type.padEnd(8)} ${cells.join(" ")}`);
     }
     for (const [t, k] of [[1, 896], [1, 4864], [128, 896], [128, 4864]]) {

@@ -10,9 +10,6 @@ mod measure {
     use wasm_bindgen::prelude::*;
     use web_time::Instant;
 
-    /// Columns of the measured matrices: whole blocks of every type, and the inner width of a 1.5B.
-    const COLS: usize = 1536;
-
     /// Calls `work` until `ms` have passed, at least twice, and returns ms a call of the fastest third.
     fn ms_of(ms: f64, mut work: impl FnMut()) -> f64 {
         work();
@@ -33,32 +30,33 @@ mod measure {
         DType::ALL.iter().map(|dtype| dtype.name().to_owned()).collect()
     }
 
-    /// [GOP/s, GB/s of packed weights, bytes a weight] of a product with `t` activation rows and `mb` MB of weights.
+    /// [GOP/s, GB/s of packed weights, bytes a weight] of a product with `t` activation rows of `k` values and `mb` MB of
+    /// weights.
     #[wasm_bindgen]
-    pub fn product(dtype: &str, t: usize, mb: f64, ms: f64) -> Vec<f64> {
+    pub fn product(dtype: &str, t: usize, k: usize, mb: f64, ms: f64) -> Vec<f64> {
         let Some(dtype) = DType::ALL.into_iter().find(|each| each.name() == dtype) else {
             wasm_bindgen::throw_str(&format!("no type {dtype}"))
         };
-        let row = PackedMatrix::packed_bytes(dtype, 4, COLS).unwrap_throw() / 4;
+        let row = PackedMatrix::packed_bytes(dtype, 4, k).unwrap_throw() / 4;
         let rows = ((mb * 1e6) as usize / row).next_multiple_of(4);
         // Bytes that are a sound number in every format.
         let fill = |data: &mut [u8]| {
             data.fill(0x3c);
             Ok(())
         };
-        let w = PackedMatrix::from_packed(dtype, rows, COLS, fill).unwrap_throw();
-        let xs: Vec<f32> = (0..t * COLS).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
+        let w = PackedMatrix::from_packed(dtype, rows, k, fill).unwrap_throw();
+        let xs: Vec<f32> = (0..t * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
         let mut out = vec![0.0; t * rows];
         let each = ms_of(ms, || {
             matmul(
                 &[Job { w: &w, bias: None, at: 0, add: false }],
-                &Activations::new(&xs, t, COLS),
+                &Activations::new(&xs, t, k),
                 &mut out,
                 rows,
             );
         });
-        let (ops, bytes) = (2.0 * t as f64 * rows as f64 * COLS as f64, w.bytes() as f64);
-        vec![ops / each / 1e6, bytes / each / 1e6, bytes / (rows * COLS) as f64]
+        let (ops, bytes) = (2.0 * t as f64 * rows as f64 * k as f64, w.bytes() as f64);
+        vec![ops / each / 1e6, bytes / each / 1e6, bytes / (rows * k) as f64]
     }
 
     /// Milliseconds to quantise `t` rows of `k` activations.

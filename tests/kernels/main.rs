@@ -314,6 +314,18 @@ tests! {
         }
     }
 
+    fn matrices_wider_than_what_is_unpacked_at_once_are_summed_in_the_same_order() {
+        let mut random = Random(11);
+        for dtype in DType::ALL {
+            // Eleven units of 256 columns, so spans of unequal length; five whole groups and a row.
+            let (rows, cols, t) = (21, 11 * 256, 17);
+            let w = pack(dtype, rows, cols, &random.blocks(dtype, rows, cols));
+            let xs = random.floats(t * cols);
+            let wanted: Vec<f32> = xs.chunks_exact(cols).flat_map(|x| reference(&w, None, x, 1)).collect();
+            assert_eq!(bits(&product(&w, None, &xs, t)), bits(&wanted), "{}", dtype.name());
+        }
+    }
+
     fn several_matrices_at_once_equal_each_alone() {
         let mut random = Random(7);
         let (cols, t, out_cols) = (256, 5, 40);

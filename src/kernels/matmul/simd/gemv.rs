@@ -1,0 +1,106 @@
+//! Quantised weights with few activation rows: each block is unpacked where it is used.
+
+use super::block::{add_block, of, Block, Rows};
+use super::{store, STREAMS};
+use crate::kernels::activations::{Activations, Tile, BLOCK};
+use crate::kernels::matmul::Columns;
+use crate::kernels::packed::format::Quant;
+use crate::kernels::packed::PackedMatrix;
+use core::arch::wasm32::*;
+use std::ops::Range;
+
+/// Results of some row groups for one tile of activations, quantised weights.
+pub(in super::super) fn quants<F: Quant>(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    tile: Tile,
+    columns: &Columns,
+) {
+    match tile.n {
+        8 => quants_n::<F, 8>(w, groups, xs, tile, columns),
+        4 => quants_n::<F, 4>(w, groups, xs, tile, columns),
+        2 => quants_n::<F, 2>(w, groups, xs, tile, columns),
+        _ => quants_n::<F, 1>(w, groups, xs, tile, columns),
+    }
+}
+
+#[inline(never)] // as `whole_tiles`
+fn quants_n<F: Quant, const N: usize>(
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    xs: &Activations,
+    tile: Tile,
+    columns: &Columns,
+) {
+    let units = w.cols() / F::COLS;
+    let group_bytes = units * F::BYTES;
+    assert_eq!(tile.n, N);
+    let (quants, scales, sums) = (xs.tile_quants(tile), xs.tile_scales(tile), xs.tile_sums(tile));
+    assert_eq!(scales.len(), N * w.cols() / BLOCK);
+    let x =
+        Rows { a: quants.as_ptr(), scales: scales.as_ptr(), sums: sums.as_ptr(), n: N, first: 0, half: 4 };
+    let mut group = groups.start;
+    if N == 1 {
+        // Each stream runs on through the memory from one call to the next.
+        let apart = groups.len() / STREAMS;
+        let data = &w.data()[group * group_bytes..][..STREAMS * apart * group_bytes];
+        for i in 0..apart {
+            // SAFETY: the slices hold whole groups of `units` units, STREAMS times `apart` of them (sliced above), and
+            // the activations of N rows (asserted).
+            let y = unsafe {
+                let unit = data.as_ptr().add(i * group_bytes);
+                product::<F, N, STREAMS>(unit, apart * group_bytes, units, x)
+            };
+            for (stream, y) in y.into_iter().enumerate() {
+                store(columns, tile.t0, group + stream * apart + i, y);
+            }
+        }
+        group += STREAMS * apart;
+    }
+    for group in group..groups.end {
+        let data = &w.data()[group * group_bytes..][..group_bytes];
+        // SAFETY: the slices hold a group of `units` units and the activations of N rows (asserted).
+        let [y] = unsafe { product::<F, N, 1>(data.as_ptr(), 0, units, x) };
+        store(columns, tile.t0, group, y);
+    }
+}
+
+/// G row groups, `apart` bytes from each other, times N activation rows. With several groups the loop over them is not
+/// unrolled: the compiler would keep the activations of all of them in flight and spill (Q5_0 without relaxed SIMD:
+/// -30 %).
+///
+/// # Safety
+/// `unit` points to `units` units, as do the G − 1 pointers `apart` bytes on; `x` to the first block of a tile of N rows
+/// with COLS / 32 blocks for each unit.
+#[inline(always)]
+unsafe fn product<F: Quant, const N: usize, const G: usize>(
+    mut unit: *const u8,
+    apart: usize,
+    units: usize,
+    mut x: Rows,
+) -> [[v128; N]; G] {
+    let zero = f32x4_splat(0.0);
+    let mut y = [[zero; N]; G];
+    let streams = if G == 1 { 1 } else { std::hint::black_box(G) };
+    let (mut ws, mut wm) = ([[zero; 16]; G], [[zero; 16]; G]);
+    // SAFETY: all reads stay inside the units and the tile that the caller promises.
+    unsafe {
+        for _ in 0..units {
+            for g in 0..streams.min(G) {
+                F::scales::<v128>(unit.add(g * apart), &mut ws[g], &mut wm[g]);
+            }
+            for block in 0..F::COLS / BLOCK {
+                for g in 0..streams.min(G) {
+                    let w = F::unpack::<v128>(unit.add(g * apart), block);
+                    let block =
+                        Block { w: [&w], scales: [of::<F>(&ws[g], block)], minima: [of::<F>(&wm[g], block)] };
+                    add_block::<F, 1, N>(&block, x, std::array::from_mut(&mut y[g]));
+                }
+                x = x.next();
+            }
+            unit = unit.add(F::BYTES);
+        }
+    }
+    y
+}
