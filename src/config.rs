@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
-use crate::kv_cache::KvShape;
+use crate::kv_cache::{KvKind, KvShape};
 use candle_nn::Activation;
 pub use candle_transformers::models::qwen2::Config;
 
@@ -119,10 +119,11 @@ pub fn head_dim(config: &Config) -> usize {
 }
 
 /// The shape of one position in the KV cache.
-pub fn kv_shape(config: &Config) -> KvShape {
+pub fn kv_shape(config: &Config, kind: KvKind) -> KvShape {
     KvShape {
         layers: config.num_hidden_layers,
         kv_heads: config.num_key_value_heads,
         head_dim: head_dim(config),
+        kind,
     }
 }

@@ -10,8 +10,10 @@ pub use text_side::TextSide;
 use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
 use crate::generation::{first_slice, slice_for, Finish, Progress, Step, Turn, TurnRequest};
+use crate::kernels::parallel::{set_most_threads, threads};
+use crate::kv_cache::KvKind;
 use crate::metrics::{ms_since, RequestRecord, Timings, Window};
-use crate::model::{Model, Want};
+use crate::model::{Advance, Model, Want};
 use crate::openai::{extra, Body, Frame, Prompt};
 use crate::session::{Limits, Session, Sessions};
 use crate::stream::Parts;
@@ -25,12 +27,21 @@ use web_time::{Instant, SystemTime, UNIX_EPOCH};
 /// Prompt and answer together where the caller names no length.
 const DEFAULT_CONTEXT: usize = 4096;
 
+/// What each number of threads is timed on: this many layers of this many tokens.
+const TIMED_LAYERS: usize = 6;
+const TIMED_TOKENS: usize = 4;
+
+/// A token may take this much longer with a number of threads that is chosen all the same.
+const HARDLY_SLOWER: f64 = 1.03;
+
 /// Options of a load that concern the engine.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Options {
     /// Prompt and answer together; default 4096, at most what the model was made for.
     pub context_length: Option<usize>,
+    /// What keys and values are kept as; default f16.
+    pub kv: KvKind,
     /// Bounds of sessions.
     pub limits: Limits,
 }
@@ -73,12 +84,13 @@ pub struct Outcome {
 impl Engine {
     /// An engine of `model`; `fallback_name` serves where the file has no name.
     pub fn new(
-        model: Model,
+        mut model: Model,
         plan: Plan,
         text: TextSide,
         fallback_name: &str,
         options: Options,
     ) -> Result<Self> {
+        model.kv = options.kv;
         let context_length = context_length(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
         let sessions = Sessions::new(options.limits);
@@ -94,7 +106,7 @@ impl Engine {
     pub fn planned_bytes(plan: &Plan, options: &Options) -> Result<u64> {
         let context = context_length(plan, options)?;
         let rope = context as u64 * head_dim(&plan.config) as u64 * 4;
-        Ok(plan.packed_bytes + kv_shape(&plan.config).bytes(context) + rope)
+        Ok(plan.packed_bytes + kv_shape(&plan.config, options.kv).bytes(context) + rope)
     }
 
     /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
@@ -390,6 +402,37 @@ impl Engine {
         cache.truncate(n - 1);
         self.model.forward(&[0], &mut cache, Want::Last)?;
         Ok(())
+    }
+
+    /// Times a token with each number of threads that there is, and from then on uses the largest that is hardly slower
+    /// than the fastest: a token waits for the memory, and slow or shared cores may only hold the others up, but a
+    /// prompt gains from each. Returns the number.
+    pub fn choose_threads(&mut self) -> Result<usize> {
+        let most = threads();
+        if most == 1 {
+            return Ok(1);
+        }
+        let mut times = vec![[f64::INFINITY; TIMED_LAYERS]; most];
+        for _ in 0..TIMED_TOKENS {
+            for (times, n) in times.iter_mut().zip(1..) {
+                set_most_threads(n);
+                let mut cache = self.model.new_cache();
+                let mut pass = self.model.start(&[0], &mut cache, Want::Nothing)?;
+                for best in times {
+                    let begun = Instant::now();
+                    let done = matches!(self.model.advance(&mut pass, &mut cache)?, Advance::Done(_));
+                    *best = best.min(ms_since(begun));
+                    if done {
+                        break;
+                    }
+                }
+            }
+        }
+        let totals = times.iter().map(|layers| layers.iter().filter(|ms| ms.is_finite()).sum::<f64>());
+        let fastest = totals.clone().fold(f64::INFINITY, f64::min);
+        let chosen = totals.clone().rposition(|ms| ms <= HARDLY_SLOWER * fastest).map_or(most, |at| at + 1);
+        set_most_threads(chosen);
+        Ok(chosen)
     }
 }
 

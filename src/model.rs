@@ -8,7 +8,7 @@ use crate::config::{head_dim, kv_shape, Config};
 use crate::error::{Error, Result};
 use crate::kernels::parallel::team;
 use crate::kernels::{activation, attention, matmul, norm, rope::Rope, Activations, Job, PackedMatrix};
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{KvCache, KvKind, PAGE};
 use crate::metrics::{book_pass, ms_since, timed};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Shape, Tensor};
 use std::cell::RefCell;
@@ -164,7 +164,7 @@ impl CustomOp1 for Attend<'_> {
             Ok::<(), Error>(())
         })?;
         let mut out = vec![0.0; t * q_width];
-        let bytes = ((start + t) * kv_width * 4) as u64;
+        let bytes = ((start + t) * shape.page_bytes() / (PAGE * shape.layers)) as u64;
         let seen: u64 = (start + 1..=start + t).map(|positions| positions as u64).sum();
         timed("attention", bytes, 4 * seen * q_width as u64, || {
             attention::Attention { heads, layer: self.layer, start }.run(&qkv, width, cache, &mut out)
@@ -289,12 +289,14 @@ pub struct Model {
     pub lm_head: Linear,
     /// The rotary tables.
     pub rope: Rope,
+    /// What keys and values are kept as.
+    pub kv: KvKind,
 }
 
 impl Model {
     /// An empty cache of this model's shape.
     pub fn new_cache(&self) -> KvCache {
-        KvCache::new(kv_shape(&self.config))
+        KvCache::new(kv_shape(&self.config, self.kv))
     }
 
     /// Bytes of all packed matrices; a tied head counts once.

@@ -228,10 +228,10 @@ fn info(id: &str, session: &Session) -> SessionInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_cache::KvShape;
+    use crate::kv_cache::{KvKind, KvShape};
 
     fn session(tokens: &[u32], now: f64) -> Session {
-        let mut cache = KvCache::new(KvShape { layers: 1, kv_heads: 1, head_dim: 4 });
+        let mut cache = KvCache::new(KvShape { layers: 1, kv_heads: 1, head_dim: 4, kind: KvKind::F16 });
         cache.reserve(tokens.len()).unwrap();
         cache.commit(tokens.len());
         Session { tokens: tokens.to_vec(), ..Session::new(cache, now) }

@@ -6,6 +6,7 @@ use crate::config::{self, head_dim, Config};
 use crate::error::{Error, Result};
 use crate::gguf::{Header, HeaderReader, Metadata, TensorInfo};
 use crate::kernels::{rope::Rope, DType, PackedMatrix, Packer};
+use crate::kv_cache::KvKind;
 use crate::model::{Attention, Layer, Linear, Mlp, Model, RmsNorm};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -308,6 +309,7 @@ impl Assembly<'_> {
             norm: self.norm(OUTPUT_NORM)?,
             lm_head: Linear::new("lm_head", vec![(head, None)]),
             rope: Rope::new(head_dim(&config), config.rope_theta),
+            kv: KvKind::default(),
             embed_tokens,
             layers,
             config,

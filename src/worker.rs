@@ -31,7 +31,7 @@ pub struct QandleWorker(Rc<Inner>);
 
 struct Inner {
     post: Function,
-    threads: usize,
+    threads: Cell<usize>,
     state: RefCell<State>,
     queue: RefCell<VecDeque<Queued>>,
     running: RefCell<Option<Running>>,
@@ -70,7 +70,7 @@ impl QandleWorker {
         wire::announce_panics(death_channel);
         Ok(QandleWorker(Rc::new(Inner {
             post,
-            threads,
+            threads: Cell::new(threads),
             state: RefCell::new(State::Empty),
             queue: RefCell::new(VecDeque::new()),
             running: RefCell::new(None),
@@ -280,7 +280,7 @@ impl Inner {
     fn info(&self, engine: &Engine) -> Value {
         let mut info = engine.info();
         let tier = if cfg!(target_feature = "relaxed-simd") { "relaxed" } else { "simd128" };
-        info["runtime"] = json!({ "tier": tier, "threads": self.threads, "isolated": false, "version": env!("CARGO_PKG_VERSION") });
+        info["runtime"] = json!({ "tier": tier, "threads": self.threads.get(), "isolated": false, "version": env!("CARGO_PKG_VERSION") });
         info["memory"] = engine.memory(wire::wasm_bytes());
         info
     }

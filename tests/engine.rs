@@ -147,3 +147,34 @@ fn a_context_the_model_was_not_made_for_is_refused_before_the_weights() {
         assert_eq!(load(json!({ "contextLength": length })).err().unwrap().code(), "invalid_request");
     }
 }
+
+#[test]
+fn keys_and_values_are_kept_as_asked_and_every_kind_answers() {
+    let question = body(&prompt(90), "kinds");
+    let run = |kv: &str| {
+        let mut engine = engine(json!({ "contextLength": 256, "kv": kv }));
+        let reply = complete(&mut engine, question.clone());
+        (ids(&reply).clone(), engine.memory(0)["kvBytes"].as_u64().unwrap())
+    };
+    let (f16, bytes) = run("f16");
+    for (kv, ratio) in [("f32", 2.0), ("q8", 0.5)] {
+        let (answer, found) = run(kv);
+        assert_eq!(answer.as_array().unwrap().len(), f16.as_array().unwrap().len());
+        let ratio = found as f64 / bytes as f64 / ratio;
+        assert!((1.0..=1.5).contains(&ratio), "{kv} takes {found} bytes, f16 {bytes}");
+    }
+    assert!(serde_json::from_value::<Options>(json!({ "kv": "q4" })).is_err());
+}
+
+#[test]
+fn the_number_of_threads_is_chosen_and_changes_no_answer() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    let question = body(&prompt(70), "threads");
+    let alone = complete(&mut engine(json!({})), question.clone());
+    pool.install(|| {
+        let mut engine = engine(json!({}));
+        let chosen = engine.choose_threads().unwrap();
+        assert!((1..=3).contains(&chosen));
+        assert_eq!(ids(&complete(&mut engine, question)), ids(&alone));
+    });
+}

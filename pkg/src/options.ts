@@ -90,7 +90,7 @@ export function checkOptions(options: LoadOptions): void {
 
 /** The part of the options that the worker reads. */
 export function wireOptions(options: LoadOptions): WireLoadOptions {
-  const { contextLength, kv, cache, fastImage, warmup, limits } = options;
-  const wire: WireLoadOptions = { contextLength, kv, cache, fastImage, warmup, limits };
+  const { contextLength, threads, kv, cache, fastImage, warmup, limits } = options;
+  const wire: WireLoadOptions = { contextLength, threads, kv, cache, fastImage, warmup, limits };
   return Object.fromEntries(Object.entries(wire).filter(([, value]) => value !== undefined));
 }

@@ -1,7 +1,8 @@
 // The engine's half of a threaded build's pool: the glue calls it as `startWorkers`, in place of wasm-bindgen-rayon's own
-// file. The page makes the threads (threads.ts), as a worker that makes workers can wait for ever in Firefox.
+// file. The page makes the threads (threads.ts), as a worker that makes workers can wait for ever in Firefox. What they
+// share goes to them directly, through ports.
 
-import type { ThreadsReady, ThreadsWanted } from "./protocol.js";
+import type { ThreadShare, ThreadsReady, ThreadsWanted } from "./protocol.js";
 
 /** The Rust side's builder, in glue. */
 interface PoolBuilder {
@@ -14,7 +15,7 @@ interface PoolBuilder {
 
 /** The part of the worker's scope that is used. */
 interface PoolScope {
-  postMessage(message: ThreadsWanted): void;
+  postMessage(message: ThreadsWanted, transfer: Transferable[]): void;
   addEventListener(type: "message", listener: (event: { data: ThreadsReady }) => void): void;
   removeEventListener(type: "message", listener: (event: { data: ThreadsReady }) => void): void;
 }
@@ -26,14 +27,19 @@ export async function startWorkers(
   builder: PoolBuilder,
 ): Promise<void> {
   const scope = globalThis as unknown as PoolScope;
-  const init = { module_or_path: module, memory };
+  const share: ThreadShare = { init: { module_or_path: module, memory }, receiver: builder.receiver() };
+  const channels = Array.from({ length: builder.numThreads() }, () => new MessageChannel());
   await new Promise<void>((resolve) => {
     scope.addEventListener("message", function listen({ data }) {
       if (data?.type !== "threads") return;
       scope.removeEventListener("message", listen);
       resolve();
     });
-    scope.postMessage({ type: "threads", count: builder.numThreads(), init, receiver: builder.receiver() });
+    const ports = channels.map(({ port2 }) => port2);
+    scope.postMessage({ type: "threads", ports }, ports);
+    for (const { port1 } of channels) port1.postMessage(share);
   });
+  // Not before: in Firefox memory sent through a port that is closed does not arrive.
+  for (const { port1 } of channels) port1.close();
   builder.build();
 }

@@ -2,12 +2,13 @@
 // works the engine's own thread may be waiting for it, so a trap is told to the page directly.
 
 import { messageOf } from "./errors.js";
-import type { ThreadInit, ThreadReply } from "./protocol.js";
+import { holdLock } from "./lock.js";
+import type { ThreadInit, ThreadReply, ThreadShare } from "./protocol.js";
 import type { Tier } from "./types.js";
 
 /** What a threaded build exports to a pool thread. */
 export interface ThreadGlue {
-  default(init: ThreadInit["init"]): Promise<unknown>;
+  default(init: ThreadShare["init"]): Promise<unknown>;
   /** Runs the pool's loop; returns when the pool ends. */
   wbg_rayon_start_worker(receiver: number): void;
 }
@@ -23,12 +24,12 @@ function importGlue(tier: Tier): Promise<ThreadGlue> {
   }
 }
 
-async function run({ tier, init, receiver }: ThreadInit): Promise<void> {
-  const reply = (message: ThreadReply) => globalThis.postMessage(message);
+async function run({ tier, lockName }: ThreadInit, { init, receiver }: ThreadShare): Promise<void> {
   let glue: ThreadGlue;
   try {
     glue = await importGlue(tier);
     await glue.default(init);
+    await holdLock(globalThis.navigator?.locks, lockName);
   } catch (thrown) {
     return reply({ type: "failed", message: messageOf(thrown) });
   }
@@ -40,6 +41,16 @@ async function run({ tier, init, receiver }: ThreadInit): Promise<void> {
   }
 }
 
-globalThis.addEventListener("message", ({ data }: MessageEvent<ThreadInit>) => void run(data), {
-  once: true,
-});
+function reply(message: ThreadReply): void {
+  globalThis.postMessage(message);
+}
+
+globalThis.addEventListener(
+  "message",
+  ({ data: init }: MessageEvent<ThreadInit>) => {
+    const { port } = init;
+    port.onmessageerror = () => reply({ type: "failed", message: "the engine's memory did not arrive" });
+    port.onmessage = ({ data: share }: MessageEvent<ThreadShare>) => void run(init, share);
+  },
+  { once: true },
+);

@@ -27,7 +27,7 @@ export type WireSource = { url: string; sha256?: string } | { blob: Blob; sha256
 /** The load options that the worker reads; what was left out is absent. */
 export type WireLoadOptions = Pick<
   LoadOptions,
-  "contextLength" | "kv" | "cache" | "fastImage" | "warmup" | "limits"
+  "contextLength" | "threads" | "kv" | "cache" | "fastImage" | "warmup" | "limits"
 >;
 
 /** First message to the worker's shell. */
@@ -82,10 +82,17 @@ export interface RequestMessage<M extends Method = Method> {
 /** Page → worker, after `init`. */
 export type ToWorker = RequestMessage | { type: "cancel"; id: number };
 
-/** Worker → page while a threaded build starts: threads that share this module and memory are wanted. */
+/** Worker → page while a threaded build starts: a thread is wanted for each port. */
 export interface ThreadsWanted {
   type: "threads";
-  count: number;
+  ports: MessagePort[];
+}
+
+/**
+ * Worker → thread, through its port: what they share. It does not pass through the page, whose garbage collector would
+ * keep the whole memory of an engine that was closed until it next runs.
+ */
+export interface ThreadShare {
   init: { module_or_path: WebAssembly.Module; memory: WebAssembly.Memory };
   /** Address of the channel from which threads take their work. */
   receiver: number;
@@ -97,8 +104,12 @@ export interface ThreadsReady {
 }
 
 /** Page → thread, once. */
-export interface ThreadInit extends Pick<ThreadsWanted, "init" | "receiver"> {
+export interface ThreadInit {
   tier: Tier;
+  /** Brings the {@link ThreadShare}. */
+  port: MessagePort;
+  /** Web Lock that the thread holds for ever. */
+  lockName: string;
 }
 
 /** Thread → page: it listens, or cannot, or trapped. */

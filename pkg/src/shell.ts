@@ -2,6 +2,7 @@
 // the engine; turns every trap into `fatal`, after which the page ends this worker.
 
 import { errorToWire, failure, messageOf } from "./errors.js";
+import { holdLock } from "./lock.js";
 import type { Glue, Init, RequestReply, WorkerState } from "./protocol.js";
 import type { Tier } from "./types.js";
 
@@ -39,7 +40,7 @@ export function runShell(scope: Scope, loadGlue: LoadGlue): void {
   });
 
   async function start({ tier, threads, lockName }: Init): Promise<void> {
-    await holdLock(scope, lockName);
+    await holdLock(scope.navigator?.locks, lockName);
     say({ type: "locked" });
     const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1 }).catch((cause) => {
       throw failure("network", `the engine's script could not be loaded: ${messageOf(cause)}`, { cause });
@@ -70,20 +71,6 @@ function buffersOf(result: unknown): ArrayBuffer[] {
   if (!(result instanceof Float32Array || result instanceof Uint32Array)) return [];
   const { buffer, byteLength } = result;
   return buffer instanceof ArrayBuffer && buffer.byteLength === byteLength ? [buffer] : [];
-}
-
-/** Takes the lock and never lets go; resolves once it is held, or at once where there are no locks. */
-function holdLock(scope: Scope, lockName: string): Promise<void> {
-  const locks = scope.navigator?.locks;
-  if (locks === undefined) return Promise.resolve();
-  return new Promise((resolve) => {
-    const held = locks.request(lockName, () => {
-      resolve();
-      return new Promise<never>(() => {});
-    });
-    // Refused to opaque origins and where storage is blocked: the page then learns of a death from events alone.
-    held.catch(() => resolve());
-  });
 }
 
 /** The engine's own thread works too, so one less is asked of the page. */

@@ -8,6 +8,7 @@ import { abortError, errorFromWire, failure, messageOf, QandleError } from "./er
 import { isForeign, moduleWorker } from "./module_worker.js";
 import type { Endpoint, Init, PoolMessage, ThreadsReady, WorkerState } from "./protocol.js";
 import { withSlash } from "./source.js";
+import { watchLock } from "./lock.js";
 import { startThreads, type ThreadLike, type Threads } from "./threads.js";
 import type { Tier } from "./types.js";
 
@@ -19,6 +20,9 @@ export const CLOSE_GRACE_MS = 1000;
  * tells nobody.
  */
 export const START_LIMIT_MS = 60_000;
+
+/** How long its threads may take to start, in ms: they share one compiled module, but fetch its script. */
+export const THREADS_LIMIT_MS = 30_000;
 
 /** The part of a `Worker` that is used. */
 export interface WorkerLike extends Endpoint {
@@ -72,9 +76,13 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
     const channel = openDeathChannel(lockName);
     let closing: Promise<void> | undefined;
     let pool: Threads | undefined;
+    let poolTimer: ReturnType<typeof setTimeout> | undefined;
+    let released = false;
 
     const release = () => {
+      released = true;
       clearTimeout(startTimer);
+      clearTimeout(poolTimer);
       signal?.removeEventListener("abort", onAbort);
       worker.terminate();
       pool?.terminate();
@@ -96,22 +104,32 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
       closing ??= client.close(failure("closed", "the engine was closed"), CLOSE_GRACE_MS).finally(release);
       return closing;
     };
+    const watch = (name: string, onGone: () => void) =>
+      watchLock(host.locks, name, { signal: lockRequest.signal, onGone });
     const onState = (state: WorkerState) => {
+      if (released) return;
       switch (state.type) {
         case "locked":
           clearTimeout(startTimer);
-          return watch(host.locks, {
-            lockName,
-            signal: lockRequest.signal,
-            onGone: () => died("it was ended from outside"),
-          });
+          return watch(lockName, () => died("it was ended from outside"));
         case "threads":
-          pool = startThreads(state, { tier, create: () => host.createThread(assetsUrl), onDeath: died });
+          poolTimer = setTimeout(
+            () => died(`its threads did not start within ${THREADS_LIMIT_MS / 1000} s`),
+            THREADS_LIMIT_MS,
+          );
+          pool = startThreads(state, {
+            tier,
+            lockName,
+            create: () => host.createThread(assetsUrl),
+            watch,
+            onDeath: died,
+          });
           return void pool.ready.then(
             () => worker.postMessage({ type: "threads" } satisfies ThreadsReady),
             (thrown: unknown) => died(messageOf(thrown)),
           );
         case "ready":
+          clearTimeout(poolTimer);
           signal?.removeEventListener("abort", onAbort);
           return resolve({ client, close });
         case "fatal": {
@@ -152,18 +170,6 @@ function create(host: SpawnHost, assetsUrl: string | URL | undefined): WorkerLik
     if (cause instanceof QandleError) throw cause;
     throw failure("worker_died", `the engine's worker could not be made: ${messageOf(cause)}`, { cause });
   }
-}
-
-/** Asks for the worker's lock; without Web Locks (insecure pages) only events tell of its death. */
-function watch(
-  locks: SpawnHost["locks"],
-  { lockName, signal, onGone }: { lockName: string; signal: AbortSignal; onGone(): void },
-): void {
-  locks?.request(lockName, { signal }, onGone).catch((thrown: unknown) => {
-    // Aborted on release; refused to opaque origins and where storage is blocked. Neither is a death.
-    const name = thrown instanceof DOMException ? thrown.name : "";
-    if (name !== "AbortError" && name !== "SecurityError" && name !== "InvalidStateError") throw thrown;
-  });
 }
 
 // The literal `new Worker(new URL(…))` is what bundlers look for.

@@ -1,17 +1,14 @@
-// The page's half of a threaded build's pool: makes the threads, shares the engine's module and memory with them, and
-// says when all listen, or why one cannot or no longer does.
+// The page's half of a threaded build's pool: makes the threads, passes each the port through which the engine shares its
+// module and memory, and says when all listen, or why one cannot or no longer does.
 
 import { failure, messageOf, type QandleError } from "./errors.js";
 import type { ThreadInit, ThreadReply, ThreadsWanted } from "./protocol.js";
 import type { Tier } from "./types.js";
 
-/** How long threads may take to start, in ms: they share one compiled module, but fetch its script. */
-export const THREADS_LIMIT_MS = 30_000;
-
 /** The part of a thread's `Worker` that is used. */
 export interface ThreadLike {
-  postMessage(message: ThreadInit): void;
-  addEventListener(type: "message", listener: (event: { data: unknown }) => void): void;
+  postMessage(message: ThreadInit, transfer: Transferable[]): void;
+  addEventListener(type: "message" | "messageerror", listener: (event: { data: unknown }) => void): void;
   addEventListener(
     type: "error",
     listener: (event: { message?: string; preventDefault?(): void }) => void,
@@ -27,53 +24,68 @@ export interface Threads {
   terminate(): void;
 }
 
-/** Starts what the engine's worker asked for. `onDeath` is called once when a thread that had started traps. */
-export function startThreads(
-  { count, init, receiver }: ThreadsWanted,
-  { tier, create, onDeath }: { tier: Tier; create(): ThreadLike; onDeath(why: string): void },
-): Threads {
-  // Kept, as in some browsers a Worker object that is collected ends its thread.
-  const threads: ThreadLike[] = [];
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  const terminate = () => {
-    clearTimeout(timer);
-    for (const thread of threads.splice(0)) thread.terminate();
-  };
-  const late = new Promise<never>((_, reject) => {
-    const why = `they did not start within ${THREADS_LIMIT_MS / 1000} s`;
-    timer = setTimeout(() => reject(notStarted(why)), THREADS_LIMIT_MS);
-  });
-  const start = async () => {
-    for (let i = 0; i < count; i++) threads.push(create());
-    await Promise.all(threads.map((thread) => started(thread, { tier, init, receiver }, onDeath)));
-  };
-  const ready = Promise.race([start(), late]).finally(() => clearTimeout(timer));
-  return { ready, terminate };
+/** What the page adds to what the engine's worker asked for. */
+export interface ThreadHost {
+  tier: Tier;
+  /** Beginning of the names of the threads' locks. */
+  lockName: string;
+  create(): ThreadLike;
+  /** Calls back when the holder of a lock is gone. */
+  watch(lockName: string, onGone: () => void): void;
+  /** Called when a thread that had started traps or is gone. */
+  onDeath(why: string): void;
 }
 
-function started(thread: ThreadLike, message: ThreadInit, onDeath: (why: string) => void): Promise<void> {
+/** Starts what the engine's worker asked for. */
+export function startThreads({ ports }: ThreadsWanted, host: ThreadHost): Threads {
+  // Kept, as in some browsers a Worker object that is collected ends its thread.
+  const threads: ThreadLike[] = [];
+  const start = async () => {
+    for (const _ of ports) threads.push(host.create());
+    const all = threads.map((thread, i) => {
+      const port = ports[i];
+      if (port === undefined) throw notStarted("one has no port");
+      return started(thread, { tier: host.tier, port, lockName: `${host.lockName}-${i}` }, host);
+    });
+    await Promise.all(all);
+  };
+  return {
+    ready: start(),
+    terminate: () => {
+      for (const thread of threads.splice(0)) thread.terminate();
+    },
+  };
+}
+
+function started(thread: ThreadLike, message: ThreadInit, host: ThreadHost): Promise<void> {
   return new Promise((resolve, reject) => {
+    let listens = false;
+    const failed = (why: string) =>
+      listens ? host.onDeath(`a thread ended: ${why}`) : reject(notStarted(why));
     thread.addEventListener("message", ({ data }) => {
       const reply = data as ThreadReply;
       switch (reply.type) {
         case "ready":
+          listens = true;
+          host.watch(message.lockName, () => failed("it was ended from outside"));
           return resolve();
         case "failed":
-          return reject(notStarted(reply.message));
+          return failed(reply.message);
         case "fatal":
-          return onDeath(`a thread trapped: ${reply.message}`);
+          return host.onDeath(`a thread trapped: ${reply.message}`);
         default:
           reply satisfies never;
       }
     });
+    thread.addEventListener("messageerror", () => failed("a message could not be read"));
     thread.addEventListener("error", (event) => {
       event.preventDefault?.();
-      reject(notStarted(event.message || "its script could not be loaded"));
+      failed(event.message || "its script could not be loaded");
     });
     try {
-      thread.postMessage(message);
+      thread.postMessage(message, [message.port]);
     } catch (thrown) {
-      reject(notStarted(messageOf(thrown)));
+      failed(messageOf(thrown));
     }
   });
 }

@@ -81,7 +81,10 @@ export interface LoadOptions {
   signal?: AbortSignal;
   /** Tokens of context. Default 4096, or the model's own when that is less. */
   contextLength?: number;
-  /** Threads. `auto` (default): the cores, at most 8, on an isolated page, else 1. */
+  /**
+   * Threads. `auto` (default): as many as decode fastest here, which the warm-up measures, of the cores and at most 8;
+   * one where the page is not isolated.
+   */
   threads?: number | "auto";
   /** Instruction set. `auto` (default): relaxed SIMD where the browser has it. */
   tier?: Tier | "auto";

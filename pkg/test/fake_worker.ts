@@ -69,8 +69,8 @@ export class FakeWorker {
     return this.posted.filter((message) => message.type === "request" && message.method === method);
   }
 
-  say(message: unknown): void {
-    this.#channel.port2.postMessage(message);
+  say(message: unknown, transfer: MessagePort[] = []): void {
+    this.#channel.port2.postMessage(message, transfer as never);
   }
 
   event(id: number, event: RequestEvent): void {

@@ -110,7 +110,10 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     const init = await worker.take(({ type }) => type === "init");
     assert.deepEqual([init.tier, init.threads], ["simd128", 2]);
     const { id, params } = await worker.request("load");
-    assert.deepEqual(params, { source: { url: MODEL }, options: { contextLength: 64, kv: "f32" } });
+    assert.deepEqual(params, {
+      source: { url: MODEL },
+      options: { contextLength: 64, threads: 2, kv: "f32" },
+    });
     const step = {
       phase: "load",
       loaded: 1,
@@ -278,19 +281,19 @@ test("the_page_makes_the_threads_and_ends_them_with_the_engine", () =>
     const loading = it.load();
     const worker = await it.worker();
     worker.say({ type: "locked" });
-    worker.say({
-      type: "threads",
-      count: 3,
-      init: { module_or_path: "module", memory: "memory" },
-      receiver: 7,
-    });
+    const channels = wantThreads(worker, 3);
     while (it.threads.length < 3) await new Promise((resolve) => setTimeout(resolve, 1));
-    for (const thread of it.threads) {
-      const { tier, init, receiver } = (await thread.take(() => true)) as unknown as ThreadInit;
-      assert.deepEqual(
-        [tier, init, receiver],
-        ["relaxed", { module_or_path: "module", memory: "memory" }, 7],
-      );
+    const locks = new Set<string>();
+    for (const [i, thread] of it.threads.entries()) {
+      const { tier, port, lockName } = (await thread.take(() => true)) as unknown as ThreadInit;
+      assert.equal(tier, "relaxed");
+      locks.add(lockName);
+      const arrived = new Promise((resolve) => {
+        port.onmessage = ({ data }) => resolve(data);
+      });
+      channels[i]?.port1.postMessage(i);
+      assert.equal(await arrived, i, "each has its own end of the engine's channel");
+      port.close();
       assert.equal(worker.posted.length, 1, "the engine waits for all of them");
       thread.say({ type: "ready" });
     }
@@ -298,9 +301,23 @@ test("the_page_makes_the_threads_and_ends_them_with_the_engine", () =>
     worker.say({ type: "ready" });
     worker.done((await worker.request("load")).id, INFO);
     const engine = await loading;
+    assert.equal(locks.size, 3);
     const closing = engine.close();
     worker.done((await worker.request("close")).id);
     await closing;
+    assert.ok(it.threads.every(({ terminated }) => terminated));
+  }));
+
+test("threads_that_are_asked_for_after_the_end_are_not_made", () =>
+  bench(async (it) => {
+    const controller = new AbortController();
+    const loading = it.load(MODEL, { signal: controller.signal });
+    const worker = await it.worker();
+    worker.say({ type: "locked" });
+    wantThreads(worker, 2);
+    controller.abort();
+    await assert.rejects(loading, { name: "AbortError" });
+    await new Promise((resolve) => setTimeout(resolve, 20));
     assert.ok(it.threads.every(({ terminated }) => terminated));
   }));
 
@@ -315,7 +332,7 @@ for (const [name, fail] of Object.entries(FAILING_THREADS)) {
       const loading = it.load();
       const first = await it.worker();
       first.say({ type: "locked" });
-      first.say({ type: "threads", count: 1, init: {}, receiver: 7 });
+      wantThreads(first, 1);
       while (it.threads.length < 1) await new Promise((resolve) => setTimeout(resolve, 1));
       for (const thread of it.threads) fail(thread);
       const { worker } = await it.started(1);
@@ -363,16 +380,35 @@ test("a_page_that_is_not_isolated_is_told_and_gets_one_thread", () =>
     assert.equal(engine.info.runtime.isolated, false);
   }));
 
+/** Says that threads are wanted; port1 of each channel is the engine's. */
+function wantThreads(worker: FakeWorker, count: number): MessageChannel[] {
+  const channels = Array.from({ length: count }, () => new MessageChannel());
+  const ports = channels.map(({ port2 }) => port2);
+  worker.say({ type: "threads", ports }, ports);
+  // The real thing is Node's, which would else keep the test running.
+  for (const { port1 } of channels) (port1 as unknown as { unref(): void }).unref();
+  return channels;
+}
+
+/** Starts one thread, and then does something to it. */
+function withThread(worker: FakeWorker, { threads }: Bench, then: (thread: FakeWorker) => void): void {
+  wantThreads(worker, 1);
+  const timer = setInterval(() => {
+    const [thread] = threads;
+    if (thread === undefined) return;
+    clearInterval(timer);
+    thread.say({ type: "ready" });
+    then(thread);
+  }, 1);
+}
+
 const DEATHS: Record<string, (worker: FakeWorker, locks: FakeLocks, lockName: string, it: Bench) => void> = {
-  a_thread_traps: (worker, _, __, { threads }) => {
-    worker.say({ type: "threads", count: 1, init: {}, receiver: 7 });
-    const timer = setInterval(() => {
-      if (threads.length === 0) return;
-      clearInterval(timer);
-      threads[0]?.say({ type: "ready" });
-      threads[0]?.say({ type: "fatal", message: "unreachable" });
-    }, 1);
-  },
+  a_thread_traps: (worker, _, __, it) =>
+    withThread(worker, it, (thread) => thread.say({ type: "fatal", message: "unreachable" })),
+  a_thread_ends_with_an_error: (worker, _, __, it) =>
+    withThread(worker, it, (thread) => thread.crash("boom")),
+  a_threads_lock_is_free: (worker, locks, lockName, it) =>
+    withThread(worker, it, () => setTimeout(() => locks.free(`${lockName}-0`), 20)),
   the_lock_is_free: (_, locks, lockName) => locks.free(lockName),
   a_fatal_message: (worker) =>
     worker.say({ type: "fatal", error: { code: "worker_died", message: "unreachable" } }),

@@ -65,8 +65,8 @@ impl Attention {
         for (p, page) in cache.pages().iter().enumerate().take(last.div_ceil(PAGE)) {
             let base = p * PAGE;
             let used = PAGE.min(last - base);
-            widen_columns(page.keys(self.layer, kv_head), used, &mut work.keys);
-            widen(&page.values(self.layer, kv_head)[..used * d], &mut work.values);
+            page.keys(self.layer, kv_head).widen_keys(used, &mut work.keys);
+            page.values(self.layer, kv_head).widen_values(used, d, &mut work.values);
             for (i, t) in queries.clone().enumerate() {
                 let visible = (self.start + t + 1).saturating_sub(base).min(PAGE);
                 if visible == 0 {
@@ -251,24 +251,12 @@ impl Work {
     }
 }
 
-fn widen(bits: &[u16], out: &mut [f32]) {
-    for (b, o) in bits.chunks_exact(4).zip(out.chunks_exact_mut(4)) {
-        F32x4::load_finite_f16(b).store(o);
-    }
-}
-
-/// Widens the first `used` positions (rounded up to 16) of keys laid as (D, 64).
-fn widen_columns(bits: &[u16], used: usize, out: &mut [f32]) {
-    let used = used.next_multiple_of(16);
-    for (b, o) in bits.chunks_exact(PAGE).zip(out.chunks_exact_mut(PAGE)) {
-        widen(&b[..used], &mut o[..used]);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_cache::KvShape;
+    use crate::kv_cache::{KvKind, KvShape};
+
+    const KINDS: [KvKind; 3] = [KvKind::F16, KvKind::F32, KvKind::Q8];
 
     fn filled(shape: KvShape, positions: usize, seed: usize) -> KvCache {
         let mut cache = KvCache::new(shape);
@@ -291,10 +279,11 @@ mod tests {
     #[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
     #[cfg_attr(not(target_arch = "wasm32"), test)]
     fn matches_a_naive_softmax_and_is_the_same_bits_query_by_query() {
-        for (heads, kv_heads, d, positions) in
-            [(6, 2, 8, 131), (4, 4, 12, 64), (14, 2, 64, 65), (2, 1, 20, 1)]
+        let shapes = [(6, 2, 8, 131), (4, 4, 12, 64), (14, 2, 64, 65), (2, 1, 20, 1), (2, 1, 40, 33)];
+        for ((heads, kv_heads, d, positions), kind) in
+            shapes.into_iter().flat_map(|shape| KINDS.map(|kind| (shape, kind)))
         {
-            let shape = KvShape { layers: 1, kv_heads, head_dim: d };
+            let shape = KvShape { layers: 1, kv_heads, head_dim: d, kind };
             let cache = filled(shape, positions, d);
             let width = heads * d;
             let q = queries(positions, width);
@@ -324,22 +313,28 @@ mod tests {
 
     fn check_naive(cache: &KvCache, q: &[f32], kv_head: usize, t: usize, got: &[f32]) {
         let d = q.len();
-        let read = |bits: u16| half::f16::from_bits(bits).to_f64();
+        let widened: Vec<_> = cache
+            .pages()
+            .iter()
+            .map(|page| {
+                let (mut keys, mut values) = (vec![0.0; d * PAGE], vec![0.0; d * PAGE]);
+                page.keys(0, kv_head).widen_keys(PAGE, &mut keys);
+                page.values(0, kv_head).widen_values(PAGE, d, &mut values);
+                (keys, values)
+            })
+            .collect();
         let scores: Vec<f64> = (0..=t)
             .map(|p| {
-                let keys = cache.pages()[p / PAGE].keys(0, kv_head);
-                (0..d).map(|c| q[c] as f64 * read(keys[c * PAGE + p % PAGE])).sum::<f64>() / (d as f64).sqrt()
+                let keys = &widened[p / PAGE].0;
+                let products = (0..d).map(|c| q[c] as f64 * keys[c * PAGE + p % PAGE] as f64);
+                products.sum::<f64>() / (d as f64).sqrt()
             })
             .collect();
         let top = scores.iter().cloned().fold(f64::MIN, f64::max);
         let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
         for (c, got) in got.iter().enumerate() {
-            let want: f64 = (0..=t)
-                .map(|p| {
-                    (scores[p] - top).exp() / sum
-                        * read(cache.pages()[p / PAGE].values(0, kv_head)[p % PAGE * d + c])
-                })
-                .sum();
+            let value = |p: usize| widened[p / PAGE].1[p % PAGE * d + c] as f64;
+            let want: f64 = (0..=t).map(|p| (scores[p] - top).exp() / sum * value(p)).sum();
             assert!((*got as f64 - want).abs() < 1e-5, "{got} is not {want}");
         }
     }
@@ -347,7 +342,7 @@ mod tests {
     #[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
     #[cfg_attr(not(target_arch = "wasm32"), test)]
     fn a_nan_query_gives_nan_and_not_a_number_that_looks_right() {
-        let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 8 };
+        let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 8, kind: KvKind::F16 };
         let cache = filled(shape, 70, 3);
         let mut out = vec![0.0; 8];
         Attention { heads: 1, layer: 0, start: 69 }.run(&[f32::NAN; 8], 8, &cache, &mut out);

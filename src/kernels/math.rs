@@ -35,6 +35,11 @@ mod scalar {
         pub fn load_f16(xs: &[u16]) -> Self {
             Self([0, 1, 2, 3].map(|i| half::f16::from_bits(xs[i]).to_f32()))
         }
+        /// The four as floats, exactly.
+        #[inline(always)]
+        pub fn from_i8(q: [i8; 4]) -> Self {
+            Self(q.map(f32::from))
+        }
         /// Writes the lanes to the first four of `out`.
         #[inline(always)]
         pub fn store(self, out: &mut [f32]) {
@@ -161,6 +166,13 @@ mod simd {
             let special = i32x4_ge(magnitude, u32x4_splat(0x0f80_0000));
             let value = v128_or(value, v128_and(special, u32x4_splat(0x7f80_0000)));
             Self(v128_or(value, sign))
+        }
+        /// The four as floats, exactly.
+        #[inline(always)]
+        pub fn from_i8(q: [i8; 4]) -> Self {
+            // SAFETY: four bytes are read from an array of four.
+            let q = unsafe { v128_load32_zero(q.as_ptr().cast()) };
+            Self(f32x4_convert_i32x4(i32x4_extend_low_i16x8(i16x8_extend_low_i8x16(q))))
         }
         /// Writes the lanes to the first four of `out`.
         #[inline(always)]

@@ -3,21 +3,31 @@
 //!
 //! Rayon wakes a thread for every region, which costs as long as a small matrix takes. So a [`team`] borrows the threads
 //! once for many regions: between two of them they watch a counter for some microseconds before they sleep. The caller
-//! works too and never waits for a thread that has not come: only for tasks that one has taken.
+//! works too and never waits for a thread that has not come: only for tasks that one has taken. On wasm all threads of the
+//! pool are the team's while it lasts, so nothing inside may wait for rayon itself.
 
 #[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
 mod team;
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ranges given out per thread, so that a thread that was held up does not keep the others waiting.
 const RANGES_PER_THREAD: usize = 4;
 
+/// Threads that take part at most, where that is fewer than there are.
+static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Leaves all but `most` threads asleep from the next team on.
+pub fn set_most_threads(most: usize) {
+    MOST.store(most.max(1), Ordering::Relaxed);
+}
+
 /// Number of threads that [`for_ranges`] spreads work over, the caller's included.
 pub fn threads() -> usize {
     #[cfg(any(not(target_arch = "wasm32"), target_feature = "atomics"))]
-    return team::threads();
+    return team::threads().min(MOST.load(Ordering::Relaxed));
     #[cfg(not(any(not(target_arch = "wasm32"), target_feature = "atomics")))]
     1
 }

@@ -55,6 +55,9 @@ impl Inner {
             report.send("warmup", 0, None, 0.99);
             self.events.turn().await;
             engine.warm_up()?;
+            if !all["options"]["threads"].is_u64() {
+                self.threads.set(engine.choose_threads()?);
+            }
         }
         if abort.signal().aborted() {
             return Err(Error::aborted("the load was cancelled"));
@@ -154,7 +157,6 @@ fn text_side(loader: &mut Loader, options: &Options) -> Result<Option<TextSide>>
 fn refuse_unavailable(params: &Value) -> Result<()> {
     let options = &params["options"];
     let asked = [
-        ("kv", options["kv"].as_str().filter(|kv| *kv != "f16").is_some(), "keys and values are kept as f16"),
         (
             "cache",
             matches!(options["cache"].as_str(), Some("cache-api" | "indexeddb")),

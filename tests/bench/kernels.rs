@@ -6,7 +6,7 @@
 #[cfg(target_arch = "wasm32")]
 mod measure {
     use qandle::kernels::{attention::Attention, matmul, Activations, DType, Job, PackedMatrix};
-    use qandle::kv_cache::{KvCache, KvShape};
+    use qandle::kv_cache::{KvCache, KvKind, KvShape};
     use wasm_bindgen::prelude::*;
     use web_time::Instant;
 
@@ -70,7 +70,7 @@ mod measure {
     /// sees: 4·D operations a head and position.
     #[wasm_bindgen]
     pub fn attention(t: usize, context: usize, heads: usize, kv_heads: usize, d: usize, ms: f64) -> Vec<f64> {
-        let mut cache = KvCache::new(KvShape { layers: 1, kv_heads, head_dim: d });
+        let mut cache = KvCache::new(KvShape { layers: 1, kv_heads, head_dim: d, kind: KvKind::F16 });
         cache.reserve(context).unwrap_throw();
         for p in 0..context {
             let row: Vec<f32> =

@@ -59,7 +59,7 @@ pub(super) fn threads() -> usize {
 }
 
 pub(super) fn team<R>(work: impl FnOnce() -> R) -> R {
-    let helpers = threads() - 1;
+    let helpers = super::threads() - 1;
     if helpers == 0 || TEAM.with_borrow(Option::is_some) {
         return work();
     }
