@@ -322,7 +322,7 @@ test("a worker that traps rejects what is pending within a second, and a new loa
     return { codes, ms, tokens: reply.choices[0].token_ids.length };
   }, tiny);
   assert.deepEqual(found.codes, ["worker_died", "worker_died"]);
-  assert.ok(found.ms <= ms, `pending work was told after ${found.ms} ms`);
+  assert.ok(found.ms <= DEATH_MS, `pending work was told after ${found.ms} ms`);
   assert.equal(found.tokens, 2);
   await page.close();
 });
