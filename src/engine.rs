@@ -3,17 +3,17 @@
 
 mod logits;
 mod text_side;
+mod warm_up;
 
 pub use logits::LogitsJob;
 pub use text_side::TextSide;
 
 use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
-use crate::generation::{first_slice, slice_for, Finish, Progress, Step, Turn, TurnRequest};
-use crate::kernels::parallel::{set_most_threads, threads};
+use crate::generation::{first_slice, Finish, Progress, Step, Turn, TurnRequest};
 use crate::kv_cache::KvKind;
 use crate::metrics::{ms_since, RequestRecord, Timings, Window};
-use crate::model::{Advance, Model, Want};
+use crate::model::Model;
 use crate::openai::{extra, Body, Frame, Prompt};
 use crate::session::{Limits, Session, Sessions};
 use crate::stream::Parts;
@@ -26,13 +26,6 @@ use web_time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Prompt and answer together where the caller names no length.
 const DEFAULT_CONTEXT: usize = 4096;
-
-/// What each number of threads is timed on: this many layers of this many tokens.
-const TIMED_LAYERS: usize = 6;
-const TIMED_TOKENS: usize = 4;
-
-/// A token may take this much longer with a number of threads that is chosen all the same.
-const HARDLY_SLOWER: f64 = 1.03;
 
 /// Options of a load that concern the engine.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -390,49 +383,6 @@ impl Engine {
     /// Ids that `logit_bias` may name: the tokenizer's, or all rows of the head.
     pub fn n_tokens(&self) -> usize {
         self.text.tokenizer.as_ref().map_or(self.plan.config.vocab_size, Tokenizer::len)
-    }
-
-    /// Touches every kernel once, in prefill and in decode, and learns how long a slice may be here.
-    pub fn warm_up(&mut self) -> Result<()> {
-        let mut cache = self.model.new_cache();
-        let n = 8.min(self.context_length);
-        let begun = Instant::now();
-        self.model.forward(&vec![0; n], &mut cache, Want::Nothing)?;
-        self.slice = slice_for(n, ms_since(begun) / self.model.layers.len().max(1) as f64);
-        cache.truncate(n - 1);
-        self.model.forward(&[0], &mut cache, Want::Last)?;
-        Ok(())
-    }
-
-    /// Times a token with each number of threads that there is, and from then on uses the largest that is hardly slower
-    /// than the fastest: a token waits for the memory, and slow or shared cores may only hold the others up, but a
-    /// prompt gains from each. Returns the number.
-    pub fn choose_threads(&mut self) -> Result<usize> {
-        let most = threads();
-        if most == 1 {
-            return Ok(1);
-        }
-        let mut times = vec![[f64::INFINITY; TIMED_LAYERS]; most];
-        for _ in 0..TIMED_TOKENS {
-            for (times, n) in times.iter_mut().zip(1..) {
-                set_most_threads(n);
-                let mut cache = self.model.new_cache();
-                let mut pass = self.model.start(&[0], &mut cache, Want::Nothing)?;
-                for best in times {
-                    let begun = Instant::now();
-                    let done = matches!(self.model.advance(&mut pass, &mut cache)?, Advance::Done(_));
-                    *best = best.min(ms_since(begun));
-                    if done {
-                        break;
-                    }
-                }
-            }
-        }
-        let totals = times.iter().map(|layers| layers.iter().filter(|ms| ms.is_finite()).sum::<f64>());
-        let fastest = totals.clone().fold(f64::INFINITY, f64::min);
-        let chosen = totals.clone().rposition(|ms| ms <= HARDLY_SLOWER * fastest).map_or(most, |at| at + 1);
-        set_most_threads(chosen);
-        Ok(chosen)
     }
 }
 

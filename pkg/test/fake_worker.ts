@@ -21,6 +21,8 @@ export interface Posted {
 export class FakeWorker {
   readonly posted: Posted[] = [];
   terminated = false;
+  /** As a message that was under way when the page ended the worker. */
+  talksAfterItsEnd = false;
   readonly #channel = new MessageChannel();
   readonly #arrivals = new EventEmitter();
   readonly #listeners: ((event: { message?: string }) => void)[] = [];
@@ -43,7 +45,7 @@ export class FakeWorker {
       },
       terminate: () => {
         this.terminated = true;
-        this.close();
+        if (!this.talksAfterItsEnd) this.close();
       },
     };
   }

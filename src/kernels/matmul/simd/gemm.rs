@@ -36,9 +36,9 @@ pub(in super::super) fn whole_tiles<F: Quant>(
     let per_unit = F::COLS / BLOCK;
     let units = w.cols() / F::COLS;
     let group_bytes = units * F::BYTES;
-    let spans = (units * per_unit).div_ceil(BLOCKS_TOGETHER);
-    let span = units.div_ceil(spans.max(1));
-    let at_once = (UNPACKED_BYTES / (span * per_unit * size_of::<[v128; 8]>()).max(1))
+    let spans = (units * per_unit).div_ceil(BLOCKS_TOGETHER).max(1);
+    let span = units.div_ceil(spans).max(1);
+    let at_once = (UNPACKED_BYTES / (span * per_unit * size_of::<[v128; 8]>()))
         .max(1)
         .next_multiple_of(GROUPS_TOGETHER);
     let four = std::hint::black_box(4);

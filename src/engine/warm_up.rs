@@ -1,0 +1,62 @@
+//! What a load does last: every kernel is touched, and the machine is measured for the slice and the threads that suit it.
+
+use super::Engine;
+use crate::error::Result;
+use crate::generation::slice_for;
+use crate::kernels::parallel::{set_most_threads, threads};
+use crate::metrics::ms_since;
+use crate::model::{Advance, Want};
+use web_time::Instant;
+
+/// What each number of threads is timed on: this many layers of this many tokens.
+const TIMED_LAYERS: usize = 6;
+const TIMED_TOKENS: usize = 4;
+
+/// A token may take this much longer with a number of threads that is chosen all the same.
+const HARDLY_SLOWER: f64 = 1.03;
+
+impl Engine {
+    /// Touches every kernel once, in prefill and in decode, and learns how long a slice may be here.
+    pub fn warm_up(&mut self) -> Result<()> {
+        let mut cache = self.model.new_cache();
+        let n = 8.min(self.context_length);
+        let begun = Instant::now();
+        self.model.forward(&vec![0; n], &mut cache, Want::Nothing)?;
+        self.slice = slice_for(n, ms_since(begun) / self.model.layers.len().max(1) as f64);
+        cache.truncate(n - 1);
+        self.model.forward(&[0], &mut cache, Want::Last)?;
+        Ok(())
+    }
+
+    /// Times a token with each number of threads that there is, and from then on uses the largest that is hardly slower
+    /// than the fastest: a token waits for the memory, and slow or shared cores may only hold the others up, but a
+    /// prompt gains from each. Returns the number.
+    pub fn choose_threads(&mut self) -> Result<usize> {
+        set_most_threads(usize::MAX);
+        let most = threads();
+        if most == 1 {
+            return Ok(1);
+        }
+        let mut times = vec![[f64::INFINITY; TIMED_LAYERS]; most];
+        for _ in 0..TIMED_TOKENS {
+            for (times, n) in times.iter_mut().zip(1..) {
+                set_most_threads(n);
+                let mut cache = self.model.new_cache();
+                let mut pass = self.model.start(&[0], &mut cache, Want::Nothing)?;
+                for best in times {
+                    let begun = Instant::now();
+                    let done = matches!(self.model.advance(&mut pass, &mut cache)?, Advance::Done(_));
+                    *best = best.min(ms_since(begun));
+                    if done {
+                        break;
+                    }
+                }
+            }
+        }
+        let totals = times.iter().map(|layers| layers.iter().filter(|ms| ms.is_finite()).sum::<f64>());
+        let fastest = totals.clone().fold(f64::INFINITY, f64::min);
+        let chosen = totals.clone().rposition(|ms| ms <= HARDLY_SLOWER * fastest).map_or(most, |at| at + 1);
+        set_most_threads(chosen);
+        Ok(chosen)
+    }
+}
