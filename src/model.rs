@@ -7,7 +7,9 @@
 use crate::config::{head_dim, kv_shape, Config};
 use crate::error::{Error, Result};
 use crate::kernels::parallel::team;
-use crate::kernels::{activation, attention, matmul, norm, rope::Rope, Activations, Job, PackedMatrix};
+use crate::kernels::{
+    activation, attention, matmul, norm, rope::Rope, Activations, Job, Needs, PackedMatrix,
+};
 use crate::kv_cache::{KvCache, KvKind, PAGE};
 use crate::metrics::{book_pass, ms_since, timed};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Shape, Tensor};
@@ -92,13 +94,13 @@ impl Project<'_> {
                     job
                 })
                 .collect();
-            let keep = parts.iter().any(|(w, _)| w.dtype().block_len() == 1);
+            let needs = Needs::of(parts.iter().map(|(w, _)| w.dtype()));
             let activations = match self.input {
-                Input::Plain => Activations::new(xs, t, k),
-                Input::Normed(RmsNorm { weight, eps }) => Activations::made(t, k, keep, |t, out| {
+                Input::Plain => Activations::new(xs, t, k, needs),
+                Input::Normed(RmsNorm { weight, eps }) => Activations::made(t, k, needs, |t, out| {
                     norm::rms_norm(&xs[t * k..][..k], weight, *eps, out);
                 }),
-                Input::SwiGlu => Activations::made(t, k, keep, |t, out| {
+                Input::SwiGlu => Activations::made(t, k, needs, |t, out| {
                     activation::swiglu(&xs[t * width..][..width], k, out);
                 }),
             };

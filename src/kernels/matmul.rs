@@ -9,7 +9,7 @@ mod scalar;
 mod simd;
 
 use super::activations::{Activations, Tile};
-use super::packed::format::ROWS;
+use super::packed::format::{Quant, ROWS};
 use super::packed::{with_format, PackedMatrix};
 use super::parallel::{for_ranges, SharedOut};
 use std::ops::Range;
@@ -107,11 +107,8 @@ fn check(jobs: &[Job], xs: &Activations, out: &[f32], out_cols: usize) {
     for (i, job) in jobs.iter().enumerate() {
         let rows = job.w.rows();
         assert_eq!(job.w.cols(), xs.cols(), "weights and activations have the same K");
-        let (floats, quants) = (job.w.dtype().block_len() == 1, xs.is_quantized());
-        assert!(
-            if floats { xs.has_values() } else { quants },
-            "the activations have the form the weights need"
-        );
+        let there = with_format!(job.w.dtype(), F => xs.is_quantized(F::WIDE), xs.has_values());
+        assert!(there, "the activations have the form the weights need");
         assert!(
             job.at <= out_cols && rows <= out_cols - job.at,
             "{rows} results at {} of {out_cols}",

@@ -15,7 +15,7 @@ pub mod parallel;
 pub mod rope;
 mod warm_up;
 
-pub use activations::Activations;
+pub use activations::{Activations, Needs};
 pub use dtype::DType;
 pub use matmul::{matmul, Job};
 pub use packed::{PackedMatrix, Packer};

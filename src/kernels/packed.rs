@@ -27,6 +27,7 @@ macro_rules! with_format {
         }
         macro_rules! float {
             ($format:path) => {{
+                #[allow(dead_code)]
                 type $F = $format;
                 $float
             }};

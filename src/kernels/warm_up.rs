@@ -3,7 +3,7 @@
 
 use super::matmul::{matmul, Job};
 use super::packed::PackedMatrix;
-use super::{Activations, DType};
+use super::{Activations, DType, Needs};
 use web_time::Instant;
 
 /// Rows and columns of the matrix that stands for a model's: whole blocks of every type.
@@ -28,7 +28,7 @@ pub fn warm_up(dtype: DType, ms: f64) {
         for _ in 0..8 {
             matmul(
                 &[Job { w: &w, bias: None, at: 0, add: false }],
-                &Activations::new(&xs, t, SIDE),
+                &Activations::new(&xs, t, SIDE, Needs::of([dtype])),
                 &mut out,
                 SIDE,
             );

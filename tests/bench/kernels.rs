@@ -5,7 +5,7 @@
 
 #[cfg(target_arch = "wasm32")]
 mod measure {
-    use qandle::kernels::{attention::Attention, matmul, Activations, DType, Job, PackedMatrix};
+    use qandle::kernels::{attention::Attention, matmul, Activations, DType, Job, Needs, PackedMatrix};
     use qandle::kv_cache::{KvCache, KvKind, KvShape};
     use wasm_bindgen::prelude::*;
     use web_time::Instant;
@@ -50,7 +50,7 @@ mod measure {
         let each = ms_of(ms, || {
             matmul(
                 &[Job { w: &w, bias: None, at: 0, add: false }],
-                &Activations::new(&xs, t, k),
+                &Activations::new(&xs, t, k, Needs::of([dtype])),
                 &mut out,
                 rows,
             );
@@ -63,7 +63,7 @@ mod measure {
     #[wasm_bindgen]
     pub fn quantise(t: usize, k: usize, ms: f64) -> f64 {
         let xs: Vec<f32> = (0..t * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
-        ms_of(ms, || drop(std::hint::black_box(Activations::new(&xs, t, k))))
+        ms_of(ms, || drop(std::hint::black_box(Activations::new(&xs, t, k, Needs::default()))))
     }
 
     /// [ms, GFLOP/s] of one layer's attention for `t` queries at the end of `context` positions. A query counts what it

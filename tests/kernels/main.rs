@@ -6,7 +6,7 @@
 mod oracle;
 
 use qandle::kernels::matmul::matmul_reference;
-use qandle::kernels::{matmul, Activations, DType, Job, PackedMatrix, Packer};
+use qandle::kernels::{matmul, Activations, DType, Job, Needs, PackedMatrix, Packer};
 
 #[cfg(target_arch = "wasm32")]
 wasm_bindgen_test::wasm_bindgen_test_configure!(run_in_browser);
@@ -78,7 +78,12 @@ fn columns(dtype: DType) -> [usize; 2] {
 
 fn product(w: &PackedMatrix, bias: Option<&[f32]>, xs: &[f32], t: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; t * w.rows()];
-    matmul(&[Job { w, bias, at: 0, add: false }], &Activations::new(xs, t, w.cols()), &mut out, w.rows());
+    matmul(
+        &[Job { w, bias, at: 0, add: false }],
+        &Activations::new(xs, t, w.cols(), Needs::of([w.dtype()])),
+        &mut out,
+        w.rows(),
+    );
     out
 }
 
@@ -86,7 +91,7 @@ fn reference(w: &PackedMatrix, bias: Option<&[f32]>, xs: &[f32], t: usize) -> Ve
     let mut out = vec![f32::NAN; t * w.rows()];
     matmul_reference(
         &[Job { w, bias, at: 0, add: false }],
-        &Activations::new(xs, t, w.cols()),
+        &Activations::new(xs, t, w.cols(), Needs::of([w.dtype()])),
         &mut out,
         w.rows(),
     );
@@ -184,6 +189,30 @@ tests! {
                 let magnitude: f64 = x.iter().zip(v).take(cols).map(|(x, v)| f64::from((x * v).abs())).sum();
                 let off = (f64::from(*found) - expected).abs();
                 assert!(off <= SUM_TOLERANCE * magnitude, "{} output {i}: {found} {expected}", dtype.name());
+            }
+        }
+    }
+
+    fn products_equal_the_sums_of_what_is_multiplied() {
+        let mut random = Random(12);
+        for dtype in DType::ALL {
+            let (rows, cols, t) = (9, 19 * 256, 11);
+            let bytes = random.blocks(dtype, rows, cols);
+            let (w, values) = (pack(dtype, rows, cols, &bytes), oracle::dequantize(dtype, &bytes));
+            // A few columns a hundred times as large as the others, as a decoder has them.
+            let mut xs = random.floats(t * cols);
+            xs.iter_mut().skip(37).step_by(1009).for_each(|x| *x *= 100.0);
+            let rounded: Vec<f64> = match dtype.block_len() {
+                1 => xs.iter().map(|x| f64::from(*x)).collect(),
+                _ => xs.chunks_exact(32).flat_map(oracle::rounded).collect(),
+            };
+            let found = product(&w, None, &xs, t);
+            for (i, found) in found.iter().enumerate() {
+                let (x, v) = (&rounded[i / rows * cols..][..cols], &values[i % rows * cols..][..cols]);
+                let terms = || x.iter().zip(v).map(|(x, v)| x * f64::from(*v));
+                let (sum, magnitude) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                let off = (f64::from(*found) - sum).abs();
+                assert!(off <= SUM_TOLERANCE * magnitude, "{} output {i}: {found} {sum}", dtype.name());
             }
         }
     }
@@ -340,7 +369,7 @@ tests! {
             .collect();
         let xs = random.floats(t * cols);
         let mut out = vec![7.0; t * out_cols];
-        matmul(&jobs, &Activations::new(&xs, t, cols), &mut out, out_cols);
+        matmul(&jobs, &Activations::new(&xs, t, cols, Needs::of(types.map(|(dtype, ..)| dtype))), &mut out, out_cols);
         let mut expected = vec![7.0; t * out_cols];
         for Job { w, bias, at, .. } in jobs {
             let y = product(w, bias, &xs, t);

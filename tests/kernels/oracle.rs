@@ -73,6 +73,13 @@ fn element(dtype: DType, b: &[u8], i: usize) -> f32 {
     }
 }
 
+/// Activations that share a scale, rounded to signed bytes: the largest magnitude over 127, halves to even.
+pub fn rounded(x: &[f32]) -> Vec<f64> {
+    let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    let (inverse, scale) = (127.0 / largest, largest / 127.0);
+    x.iter().map(|x| f64::from((x * inverse).round_ties_even()) * f64::from(scale)).collect()
+}
+
 /// All values of a tensor's file bytes.
 pub fn dequantize(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let blocks = bytes.chunks_exact(dtype.block_bytes());

@@ -38,7 +38,7 @@ pub(super) fn quants<F: Quant>(
                         }
                     }
                 }
-                let quants = &quants[b * tile.n * form::LEN..][..tile.n * form::LEN];
+                let quants = &quants[b * tile.n * BLOCK..][..tile.n * BLOCK];
                 for (j, y) in y[..tile.n].iter_mut().enumerate() {
                     let mut a = [0i16; BLOCK];
                     for (i, a) in a.iter_mut().enumerate() {

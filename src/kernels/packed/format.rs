@@ -103,6 +103,29 @@ pub(crate) fn put_bits(unit: &mut [u8], at: usize, row: usize, w: &[u32; 8], shi
     put(unit, at, row, (0..8).fold(0, |acc, c| acc | (w[c] >> shift & 0x0101_0101) << c));
 }
 
+/// Four words of six-bit bytes in 48 bytes (12 a row): three as they are, the fourth in the upper bits of the three.
+#[inline(always)]
+pub(crate) fn put_sixes(unit: &mut [u8], at: usize, row: usize, w: &[u32; 4]) {
+    for i in 0..3 {
+        put(unit, at + 16 * i, row, w[i] | (w[3] >> (2 * i) & 0x0303_0303) << 6);
+    }
+}
+
+/// What [`put_sixes`] wrote.
+///
+/// # Safety
+/// 48 bytes at `at` must be readable (36 for u32).
+#[inline(always)]
+pub(crate) unsafe fn sixes<L: Lane>(at: *const u8) -> [L; 4] {
+    // SAFETY: inside the bytes that the caller promises.
+    let [a, b, c] = [0, 16, 32].map(|i| unsafe { L::load(at.add(i)) });
+    let d = a.shr(6).and(L::splat(0x0303_0303));
+    let d = d.or(b.shr(4).and(L::splat(0x0c0c_0c0c)));
+    let d = d.or(c.shr(2).and(L::splat(0x3030_3030)));
+    let mask = L::splat(0x3f3f_3f3f);
+    [a.and(mask), b.and(mask), c.and(mask), d]
+}
+
 /// What [`put_nibbles`] wrote.
 ///
 /// # Safety

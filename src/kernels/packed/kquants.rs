@@ -20,31 +20,14 @@ macro_rules! layout {
     };
 }
 
-/// Sixteen numbers of six bits in 48 bytes (12 a row): three words as bytes, the fourth in the upper bits of the three.
+/// Sixteen numbers of six bits in 48 bytes (12 a row).
 #[inline(always)]
 fn put_six_bits(unit: &mut [u8], at: usize, row: usize, numbers: &[u8; 16]) {
     let mut w = [0u32; 4];
     for (i, n) in numbers.iter().enumerate() {
         w[i / 4] |= u32::from(*n) << (8 * (i % 4));
     }
-    for i in 0..3 {
-        put(unit, at + 16 * i, row, w[i] | (w[3] >> (2 * i) & 0x0303_0303) << 6);
-    }
-}
-
-/// The four words that [`put_six_bits`] wrote.
-///
-/// # Safety
-/// 48 bytes at `at` must be readable (36 for u32).
-#[inline(always)]
-unsafe fn six_bits<L: Lane>(at: *const u8) -> [L; 4] {
-    // SAFETY: inside the bytes that the caller promises.
-    let [a, b, c] = [0, 16, 32].map(|i| unsafe { L::load(at.add(i)) });
-    let d = a.shr(6).and(L::splat(0x0303_0303));
-    let d = d.or(b.shr(4).and(L::splat(0x0c0c_0c0c)));
-    let d = d.or(c.shr(2).and(L::splat(0x3030_3030)));
-    let mask = L::splat(0x3f3f_3f3f);
-    [a.and(mask), b.and(mask), c.and(mask), d]
+    put_sixes(unit, at, row, &w);
 }
 
 /// `numbers[i]` (unsigned bytes of the lanes) times `by`.
@@ -128,15 +111,17 @@ layout!(Q5K, 176, 720, |block, unit, row| {
     put(unit, 64, row, f16_at(block, 2).to_bits());
 });
 
-// scales 64, block scales 16, 8 × (nibbles 64, upper pairs 32)
+// scales 64, block scales 16, 8 × (six bits 96)
 layout!(Q6K, 210, 848, |block, unit, row| {
     for s in 0..8 {
         // Each half of the block: 64 bytes of nibbles (sub-blocks 0 and 1 low, 2 and 3 high), 32 bytes of pairs.
         let (half, quarter) = (s / 4, s % 4);
         let low = words_at(block, 64 * half + 32 * (quarter % 2), 4 * (quarter / 2), 0x0f0f_0f0f);
         let high = words_at(block, 128 + 32 * half, 2 * quarter, 0x0303_0303);
-        put_nibbles(unit, 80 + 96 * s, row, &low);
-        put_pairs(unit, 144 + 96 * s, row, &high, 0);
+        let w: [u32; 8] = std::array::from_fn(|c| low[c] | high[c] << 4);
+        for (at, w) in [80 + 96 * s, 128 + 96 * s].into_iter().zip(w.as_chunks::<4>().0) {
+            put_sixes(unit, at, row, w);
+        }
     }
     for i in 0..4 {
         put(unit, 16 * i, row, word_at(block, 192 + 4 * i));
@@ -176,7 +161,7 @@ impl Quant for Q3K {
     #[inline(always)]
     unsafe fn scales<L: Lane>(unit: *const u8, scales: &mut [L::Float; 16], _minima: &mut [L::Float; 16]) {
         // SAFETY: inside the unit that the caller promises.
-        let (d, words) = unsafe { (L::load_f32(unit.add(48)), six_bits::<L>(unit)) };
+        let (d, words) = unsafe { (L::load_f32(unit.add(48)), sixes::<L>(unit)) };
         for (i, scale) in scales.iter_mut().enumerate() {
             let six = words[i / 4].shr(8 * (i % 4) as u32).and(L::splat(0xff));
             *scale = L::mul_f32(d, six.sub(L::splat(32)).to_f32());
@@ -248,9 +233,9 @@ impl Quant for Q6K {
     unsafe fn unpack<L: Lane>(unit: *const u8, block: usize) -> [L; 8] {
         // SAFETY: inside the unit that the caller promises.
         unsafe {
-            let mut q = nibbles(unit.add(80 + 96 * block));
-            or_pairs(unit.add(144 + 96 * block), &mut q, 4);
-            q
+            let [a, b, c, d] = sixes(unit.add(80 + 96 * block));
+            let [e, f, g, h] = sixes(unit.add(128 + 96 * block));
+            [a, b, c, d, e, f, g, h]
         }
     }
 }
@@ -267,7 +252,7 @@ unsafe fn scales_and_minima<L: Lane>(
 ) {
     // SAFETY: inside the bytes that the caller promises.
     let (d, dmin, [a, b, c, e]) =
-        unsafe { (L::load_f32(at.add(48)), L::load_f32(at.add(64)), six_bits::<L>(at)) };
+        unsafe { (L::load_f32(at.add(48)), L::load_f32(at.add(64)), sixes::<L>(at)) };
     spread(a, d, &mut scales[..4]);
     spread(b, d, &mut scales[4..8]);
     spread(c, dmin, &mut minima[..4]);

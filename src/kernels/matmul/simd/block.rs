@@ -1,18 +1,17 @@
 //! What both ways of quantised weights do with a block of 32 columns.
 
-#[cfg(target_feature = "relaxed-simd")]
-use crate::kernels::activations::BLOCK;
-use crate::kernels::activations::{form, Sums};
+use crate::kernels::activations::{form, Activations, Sums, Tile, BLOCK};
 use crate::kernels::packed::format::Quant;
 use core::arch::wasm32::*;
 use std::ops::Range;
 
-/// A block of 32 columns of G row groups, unpacked, with the scales (and minima) of its halves; a block of one scale has
-/// it first.
+/// A block of 32 columns of G row groups, unpacked. Where its halves have scales of their own, those and their minima;
+/// else `scales` has the block's scale and minimum.
 pub(super) struct Block<'a, const G: usize> {
     pub(super) w: [&'a [v128; 8]; G],
-    pub(super) scales: [[v128; 2]; G],
-    pub(super) minima: [[v128; 2]; G],
+    // Read after the products: held over their loop, they would push sums out of the registers.
+    pub(super) scales: [&'a [v128; 2]; G],
+    pub(super) minima: [&'a [v128; 2]; G],
 }
 
 /// Rows of a tile of `n` from the one numbered `first` on, at one of the tile's blocks.
@@ -29,16 +28,31 @@ pub(super) struct Rows {
 }
 
 impl Rows {
+    /// The rows of a tile from a block on; `half` is 4.
+    #[inline(always)]
+    pub(super) fn of<F: Quant>(xs: &Activations, tile: Tile, block: usize, half: usize) -> Self {
+        let quants = if reads_wide::<F>() { xs.tile_wide(tile) } else { xs.tile_quants(tile) };
+        let at = block * tile.n;
+        Self {
+            a: quants[at * elements::<F>()..].as_ptr(),
+            scales: xs.tile_scales(tile)[at..].as_ptr(),
+            sums: xs.tile_sums(tile)[at..].as_ptr(),
+            n: tile.n,
+            first: 0,
+            half,
+        }
+    }
+
     /// The same rows at the next block.
     ///
     /// # Safety
     /// There is one, or the result is not read from.
     #[inline(always)]
-    pub(super) unsafe fn next(self) -> Self {
+    pub(super) unsafe fn next<F: Quant>(self) -> Self {
         // SAFETY: as the caller promises; one past the end is allowed.
         unsafe {
             Self {
-                a: self.a.add(self.n * form::LEN),
+                a: self.a.add(self.n * elements::<F>()),
                 scales: self.scales.add(self.n),
                 sums: self.sums.add(self.n),
                 ..self
@@ -47,11 +61,25 @@ impl Rows {
     }
 }
 
+/// Whether a type reads the wide array.
+pub(super) const fn reads_wide<F: Quant>() -> bool {
+    F::WIDE && form::WIDE.is_some()
+}
+
+/// Elements that a block of a row has in the array that a type reads.
+pub(super) const fn elements<F: Quant>() -> usize {
+    match form::WIDE {
+        Some(wide) if F::WIDE => wide,
+        _ => BLOCK,
+    }
+}
+
 /// Adds the products of a block with N activation rows to `y`.
 ///
 /// # Safety
 /// `x`'s pointers are those of a block of a tile of `n` rows, `first + N <= n`, and `half` is 4.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // half counts one of two dimensions
 pub(super) unsafe fn add_block<F: Quant, const G: usize, const N: usize>(
     block: &Block<G>,
     x: Rows,
@@ -62,22 +90,30 @@ pub(super) unsafe fn add_block<F: Quant, const G: usize, const N: usize>(
     // SAFETY: all reads stay inside the block that the caller promises.
     unsafe {
         if F::HALVES {
-            let (mut low, mut high) = ([[zero; N]; G], [[zero; N]; G]);
-            for j in 0..N {
-                let sums = x.sums.add(x.first + j);
-                let (l, h) = (start::<F>(&raw const (*sums).low), start::<F>(&raw const (*sums).high));
+            // One half after the other: the sums of both would not stay in registers together.
+            let mut parts = [[zero; N]; G];
+            for half in 0..2 {
+                let mut acc = [[zero; N]; G];
+                for j in 0..N {
+                    let sums = x.sums.add(x.first + j);
+                    let sum = if half == 0 { &raw const (*sums).low } else { &raw const (*sums).high };
+                    let first = start::<F>(sum);
+                    for acc in &mut acc {
+                        acc[j] = first;
+                    }
+                }
+                dots::<F, G, N>(w, half * x.half..(half + 1) * x.half, x, &mut acc);
                 for g in 0..G {
-                    (low[g][j], high[g][j]) = (l, h);
+                    for j in 0..N {
+                        let part = f32x4_mul(f32x4_convert_i32x4(acc[g][j]), scales[g][half]);
+                        parts[g][j] = if half == 0 { part } else { f32x4_add(parts[g][j], part) };
+                    }
                 }
             }
-            dots::<F, G, N>(w, 0..x.half, x, &mut low);
-            dots::<F, G, N>(w, x.half..2 * x.half, x, &mut high);
             for j in 0..N {
                 let scale = v128_load32_splat(x.scales.add(x.first + j).cast());
                 for g in 0..G {
-                    let p0 = f32x4_mul(f32x4_convert_i32x4(low[g][j]), scales[g][0]);
-                    let p1 = f32x4_mul(f32x4_convert_i32x4(high[g][j]), scales[g][1]);
-                    let mut part = f32x4_add(p0, p1);
+                    let mut part = parts[g][j];
                     if F::MINIMA {
                         let m0 = minimum(&raw const (*x.sums.add(x.first + j)).low, minima[g][0]);
                         let m1 = minimum(&raw const (*x.sums.add(x.first + j)).high, minima[g][1]);
@@ -90,7 +126,7 @@ pub(super) unsafe fn add_block<F: Quant, const G: usize, const N: usize>(
             let mut acc = [[zero; N]; G];
             for j in 0..N {
                 let sums = x.sums.add(x.first + j);
-                let first = if F::WIDE && cfg!(target_feature = "relaxed-simd") {
+                let first = if reads_wide::<F>() {
                     v128_load32_splat((&raw const (*sums).negative).cast())
                 } else {
                     start::<F>(&raw const (*sums).all)
@@ -106,7 +142,7 @@ pub(super) unsafe fn add_block<F: Quant, const G: usize, const N: usize>(
                     let mut part = f32x4_mul(f32x4_convert_i32x4(acc[g][j]), scales[g][0]);
                     if F::MINIMA {
                         part =
-                            f32x4_add(part, minimum(&raw const (*x.sums.add(x.first + j)).all, minima[g][0]));
+                            f32x4_add(part, minimum(&raw const (*x.sums.add(x.first + j)).all, scales[g][1]));
                     }
                     y[g][j] = f32x4_add(y[g][j], f32x4_mul(part, scale));
                 }
@@ -158,7 +194,7 @@ unsafe fn dots<F: Quant, const G: usize, const N: usize>(
             unsafe {
                 // The second operand must be 0..127: the weights where they are, else the activations' magnitudes.
                 if F::WIDE {
-                    let wide = a.add(n * BLOCK + 8 * (c * n + first + j));
+                    let wide = a.add(8 * (c * n + first + j));
                     let (size, mask) =
                         (v128_load32_splat(wide.cast()), v128_load32_splat(wide.add(4).cast()));
                     for g in 0..G {
@@ -214,12 +250,13 @@ unsafe fn dots<F: Quant, const G: usize, const N: usize>(
     }
 }
 
-/// A block's scales among its unit's.
+/// A block's scales and minima among its unit's, as [`Block`] has them.
 #[inline(always)]
-pub(super) fn of<F: Quant>(all: &[v128; 16], block: usize) -> [v128; 2] {
+pub(super) fn of<F: Quant>(scales: &[v128; 16], minima: &[v128; 16], block: usize) -> ([v128; 2], [v128; 2]) {
     if F::HALVES {
-        [all[2 * block], all[2 * block + 1]]
+        let two = |all: &[v128; 16]| [all[2 * block], all[2 * block + 1]];
+        (two(scales), two(minima))
     } else {
-        [all[block]; 2]
+        ([scales[block], minima[block]], [scales[block]; 2])
     }
 }

@@ -2,7 +2,7 @@
 
 use super::block::{add_block, of, Block, Rows};
 use super::store;
-use crate::kernels::activations::{form, Activations, Tile, BLOCK, TILE};
+use crate::kernels::activations::{Activations, Tile, BLOCK, TILE};
 use crate::kernels::matmul::Columns;
 use crate::kernels::packed::format::Quant;
 use crate::kernels::packed::PackedMatrix;
@@ -19,6 +19,10 @@ const UNPACKED_BYTES: usize = 24 << 10;
 
 /// Blocks of 32 columns of a tile that stay in the first-level cache: some 400 bytes each.
 const BLOCKS_TOGETHER: usize = 32;
+
+/// Row groups whose results are stored together: those of a row lie in one place, and rows far apart, each in a memory
+/// page of its own.
+const STORED_TOGETHER: usize = 24;
 
 /// Results of row groups for all whole tiles of eight activation rows, quantised weights, each unpacked once for all of
 /// them. Returns the number of rows that are done.
@@ -39,88 +43,84 @@ pub(in super::super) fn whole_tiles<F: Quant>(
     let spans = (units * per_unit).div_ceil(BLOCKS_TOGETHER).max(1);
     let span = units.div_ceil(spans).max(1);
     let at_once = (UNPACKED_BYTES / (span * per_unit * size_of::<[v128; 8]>()))
-        .max(1)
+        .clamp(1, STORED_TOGETHER)
         .next_multiple_of(GROUPS_TOGETHER);
     let four = std::hint::black_box(4);
     let zero = i32x4_splat(0);
     let mut quants = vec![[zero; 8]; at_once * span * per_unit];
     let mut scales = vec![[zero; 2]; at_once * span * per_unit];
-    let mut minima = vec![[zero; 2]; if F::MINIMA { at_once * span * per_unit } else { 0 }];
+    let mut minima = vec![[zero; 2]; if F::HALVES && F::MINIMA { at_once * span * per_unit } else { 0 }];
     // By tile and group, what the columns so far come to.
-    let mut sums = vec![[zero; TILE]; tiles.len() * at_once];
-    for from in groups.clone().step_by(at_once) {
-        let now = from..groups.end.min(from + at_once);
+    let mut sums = vec![[zero; TILE]; tiles.len() * STORED_TOGETHER];
+    for from in groups.clone().step_by(STORED_TOGETHER) {
+        let stored = from..groups.end.min(from + STORED_TOGETHER);
         sums.fill([zero; TILE]);
         for first_unit in (0..units).step_by(span) {
             let span = span.min(units - first_unit);
             let blocks = span * per_unit;
-            for (g, group) in now.clone().enumerate() {
-                let data = &w.data()[group * group_bytes + first_unit * F::BYTES..][..span * F::BYTES];
-                for (i, unit) in data.chunks_exact(F::BYTES).enumerate() {
-                    let (mut ws, mut wm) = ([zero; 16], [zero; 16]);
-                    // SAFETY: a whole unit, and block < COLS / 32.
-                    unsafe {
-                        F::scales::<v128>(unit.as_ptr(), &mut ws, &mut wm);
-                        for block in 0..per_unit {
-                            let at = g * blocks + i * per_unit + block;
-                            quants[at] = F::unpack::<v128>(unit.as_ptr(), block);
-                            scales[at] = of::<F>(&ws, block);
-                            if F::MINIMA {
-                                minima[at] = of::<F>(&wm, block);
+            for begin in stored.clone().step_by(at_once) {
+                let now = begin..stored.end.min(begin + at_once);
+                for (g, group) in now.clone().enumerate() {
+                    let data = &w.data()[group * group_bytes + first_unit * F::BYTES..][..span * F::BYTES];
+                    for (i, unit) in data.chunks_exact(F::BYTES).enumerate() {
+                        let (mut ws, mut wm) = ([zero; 16], [zero; 16]);
+                        // SAFETY: a whole unit, and block < COLS / 32.
+                        unsafe {
+                            F::scales::<v128>(unit.as_ptr(), &mut ws, &mut wm);
+                            for block in 0..per_unit {
+                                let at = g * blocks + i * per_unit + block;
+                                quants[at] = F::unpack::<v128>(unit.as_ptr(), block);
+                                let (own_scales, own_minima) = of::<F>(&ws, &wm, block);
+                                scales[at] = own_scales;
+                                if F::HALVES && F::MINIMA {
+                                    minima[at] = own_minima;
+                                }
                             }
                         }
                     }
                 }
-            }
-            for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(at_once)) {
-                let before = first_unit * per_unit * TILE;
-                let x = Rows {
-                    a: xs.tile_quants(*tile)[before * form::LEN..].as_ptr(),
-                    scales: xs.tile_scales(*tile)[before..].as_ptr(),
-                    sums: xs.tile_sums(*tile)[before..].as_ptr(),
-                    n: TILE,
-                    first: 0,
-                    half: four,
-                };
-                let mut g = 0;
-                while g < now.len() {
-                    let unpacked = (
-                        &quants[g * blocks..],
-                        &scales[g * blocks..],
-                        minima.get(g * blocks..).unwrap_or(&[]),
-                    );
-                    if g + GROUPS_TOGETHER <= now.len() {
-                        for first in (0..TILE).step_by(ROWS_TOGETHER) {
-                            let mut y: [[v128; ROWS_TOGETHER]; GROUPS_TOGETHER] =
-                                std::array::from_fn(|i| std::array::from_fn(|j| sums[g + i][first + j]));
-                            // SAFETY: from its block `first_unit * per_unit` on the tile has `blocks` blocks of 8 rows.
-                            unsafe {
-                                unpacked_product::<F, _, _>(unpacked, blocks, Rows { first, ..x }, &mut y)
-                            };
-                            for (i, y) in y.into_iter().enumerate() {
-                                sums[g + i][first..first + ROWS_TOGETHER].copy_from_slice(&y);
+                for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(STORED_TOGETHER)) {
+                    let sums = &mut sums[begin - from..][..now.len()];
+                    let x = Rows::of::<F>(xs, *tile, first_unit * per_unit, four);
+                    let mut g = 0;
+                    while g < now.len() {
+                        let unpacked = (
+                            &quants[g * blocks..],
+                            &scales[g * blocks..],
+                            minima.get(g * blocks..).unwrap_or(&[]),
+                        );
+                        if g + GROUPS_TOGETHER <= now.len() {
+                            for first in (0..TILE).step_by(ROWS_TOGETHER) {
+                                let mut y: [[v128; ROWS_TOGETHER]; GROUPS_TOGETHER] =
+                                    std::array::from_fn(|i| std::array::from_fn(|j| sums[g + i][first + j]));
+                                // SAFETY: from its block `first_unit * per_unit` on the tile has `blocks` blocks of 8 rows.
+                                unsafe {
+                                    unpacked_product::<F, _, _>(unpacked, blocks, Rows { first, ..x }, &mut y)
+                                };
+                                for (i, y) in y.into_iter().enumerate() {
+                                    sums[g + i][first..first + ROWS_TOGETHER].copy_from_slice(&y);
+                                }
                             }
+                            g += GROUPS_TOGETHER;
+                        } else {
+                            // SAFETY: as above.
+                            unsafe {
+                                unpacked_product::<F, 1, TILE>(
+                                    unpacked,
+                                    blocks,
+                                    x,
+                                    std::array::from_mut(&mut sums[g]),
+                                );
+                            }
+                            g += 1;
                         }
-                        g += GROUPS_TOGETHER;
-                    } else {
-                        // SAFETY: as above.
-                        unsafe {
-                            unpacked_product::<F, 1, TILE>(
-                                unpacked,
-                                blocks,
-                                x,
-                                std::array::from_mut(&mut sums[g]),
-                            );
-                        }
-                        g += 1;
                     }
                 }
             }
         }
-        // A row's results lie together, and rows far apart.
-        for (tile, sums) in tiles.iter().zip(sums.chunks_exact(at_once)) {
+        for (tile, sums) in tiles.iter().zip(sums.chunks_exact(STORED_TOGETHER)) {
             for j in 0..TILE {
-                for (group, y) in now.clone().zip(sums) {
+                for (group, y) in stored.clone().zip(sums) {
                     store(columns, tile.t0 + j, group, [y[j]]);
                 }
             }
@@ -129,7 +129,7 @@ pub(in super::super) fn whole_tiles<F: Quant>(
     tiles.len() * TILE
 }
 
-/// Unpacked blocks: quants, scales, and minima where the type has them.
+/// Unpacked blocks: quants, scales, and minima where halves have them.
 type Unpacked<'a> = (&'a [[v128; 8]], &'a [[v128; 2]], &'a [[v128; 2]]);
 
 /// Adds the products of G row groups of `blocks` blocks, one after the other, with N activation rows to `y`.
@@ -144,24 +144,24 @@ unsafe fn unpacked_product<F: Quant, const G: usize, const N: usize>(
     y: &mut [[v128; N]; G],
 ) {
     assert!(quants.len() >= G * blocks && scales.len() >= G * blocks);
-    assert!(!F::MINIMA || minima.len() >= G * blocks);
-    let zero = f32x4_splat(0.0);
+    assert!(!(F::HALVES && F::MINIMA) || minima.len() >= G * blocks);
+    let none = [f32x4_splat(0.0); 2];
     for b in 0..blocks {
         // SAFETY: g * blocks + b < G * blocks (asserted); `x` is at block b of the tile.
         unsafe {
             let block = Block::<G> {
                 w: std::array::from_fn(|g| quants.get_unchecked(g * blocks + b)),
-                scales: std::array::from_fn(|g| *scales.get_unchecked(g * blocks + b)),
+                scales: std::array::from_fn(|g| scales.get_unchecked(g * blocks + b)),
                 minima: std::array::from_fn(|g| {
-                    if F::MINIMA {
-                        *minima.get_unchecked(g * blocks + b)
+                    if F::HALVES && F::MINIMA {
+                        minima.get_unchecked(g * blocks + b)
                     } else {
-                        [zero; 2]
+                        &none
                     }
                 }),
             };
             add_block::<F, G, N>(&block, x, y);
-            x = x.next();
+            x = x.next::<F>();
         }
     }
 }

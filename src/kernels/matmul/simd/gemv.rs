@@ -36,10 +36,8 @@ fn quants_n<F: Quant, const N: usize>(
     let units = w.cols() / F::COLS;
     let group_bytes = units * F::BYTES;
     assert_eq!(tile.n, N);
-    let (quants, scales, sums) = (xs.tile_quants(tile), xs.tile_scales(tile), xs.tile_sums(tile));
-    assert_eq!(scales.len(), N * w.cols() / BLOCK);
-    let x =
-        Rows { a: quants.as_ptr(), scales: scales.as_ptr(), sums: sums.as_ptr(), n: N, first: 0, half: 4 };
+    assert_eq!(xs.tile_scales(tile).len(), N * w.cols() / BLOCK);
+    let x = Rows::of::<F>(xs, tile, 0, 4);
     let mut group = groups.start;
     if N == 1 {
         // Each stream runs on through the memory from one call to the next.
@@ -93,11 +91,11 @@ unsafe fn product<F: Quant, const N: usize, const G: usize>(
             for block in 0..F::COLS / BLOCK {
                 for g in 0..streams.min(G) {
                     let w = F::unpack::<v128>(unit.add(g * apart), block);
-                    let block =
-                        Block { w: [&w], scales: [of::<F>(&ws[g], block)], minima: [of::<F>(&wm[g], block)] };
+                    let (scales, minima) = of::<F>(&ws[g], &wm[g], block);
+                    let block = Block { w: [&w], scales: [&scales], minima: [&minima] };
                     add_block::<F, 1, N>(&block, x, std::array::from_mut(&mut y[g]));
                 }
-                x = x.next();
+                x = x.next::<F>();
             }
             unit = unit.add(F::BYTES);
         }
