@@ -1,49 +1,50 @@
 //! A stream of file bytes becomes packed weights, tensor by tensor in file order, with flat memory: no whole file, no
-//! whole tensor in its file form, no f32 copy of a matrix. The header is checked against what Qwen2 needs, by tensor
-//! name, shape and type, before the first weight byte is asked for.
+//! whole tensor in its file form, no f32 copy of a matrix. A model is one GGUF file, all shards of one, or one or several
+//! safetensors files. The headers are checked against what Qwen2 needs before the first weight byte is asked for.
 
-use crate::config::{self, head_dim, Config};
+mod assembly;
+mod plan;
+
+pub use plan::{dims, Plan};
+
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::gguf::{Header, HeaderReader, Metadata, TensorInfo};
-use crate::kernels::{rope::Rope, DType, PackedMatrix, Packer};
-use crate::kv_cache::KvKind;
-use crate::model::{Attention, Layer, Linear, Mlp, Model, RmsNorm};
+use crate::gguf::{self, HeaderReader, Metadata};
+use crate::kernels::{PackedMatrix, Packer, Quantizer};
+use crate::model::Model;
+use crate::safetensors;
+use crate::table_mark::{TableMark, Watch};
+use assembly::Assembly;
+use plan::Placed;
+use serde::Deserialize;
 use std::collections::HashMap;
-use std::sync::Arc;
 
-/// What a wasm32 memory can hold at most, less what the stack, tokenizer and activations need.
-const MEMORY_LIMIT: u64 = (4096 - 192) << 20;
-
-/// What will be loaded, known from the header alone.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Hyper-parameters.
-    pub config: Config,
-    /// Bytes of all tensors in the file.
-    pub tensor_bytes: u64,
-    /// Bytes of the packed weights in memory.
-    pub packed_bytes: u64,
-    /// File position behind the last tensor.
-    pub end: u64,
-    /// The matrix type that holds the most bytes, as in `Q4_K`.
-    pub quantization: &'static str,
-    tensors: Vec<TensorInfo>, // by offset
+/// What float matrices become while they are loaded. Norms, biases, and matrices whose rows are no whole number of blocks of 32
+/// stay as they are in the file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum Quantize {
+    /// Nothing: F32, F16 and BF16 stay.
+    #[default]
+    #[serde(rename = "none")]
+    None,
+    /// Q8_0, 8.5 bits a weight.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// Q4_0, 4.5 bits a weight; embedding and output head become Q8_0, as llama.cpp keeps them in a wider type too.
+    #[serde(rename = "q4_0")]
+    Q4_0,
 }
 
-impl Plan {
-    /// The types of the matrices, each once, in file order.
-    pub fn matrix_types(&self) -> Vec<DType> {
-        let mut types = Vec::new();
-        for info in self.tensors.iter().filter(|info| info.shape.len() == 2) {
-            if !types.contains(&info.dtype) {
-                types.push(info.dtype);
-            }
-        }
-        types
-    }
-}
+/// A file may end in this many zero bytes, and in this part of its last tensor: rows of an embedding that stand for no token
+/// are zero (271 of Qwen2.5's 151,936). More is a file that was cut and filled up, as a full disk or a broken download leaves it.
+const MOST_ZEROS: u64 = 4096;
+const MOST_ZEROS_OF: u64 = 128;
 
-/// Takes the file's bytes in order and in any split.
+/// Takes the bytes of one file after another, each from its start, in order and in any split.
+///
+/// One GGUF file needs nothing but its bytes ([`Loader::new`]). For several files all headers are read first
+/// ([`gguf::HeaderReader`], [`safetensors::HeaderReader`]); then each file is pushed whole, its header too, and
+/// [`Loader::next_file`] stands between two.
 pub struct Loader {
     state: State,
     position: u64,
@@ -58,18 +59,70 @@ enum State {
 struct Tensors {
     plan: Plan,
     metadata: Metadata,
+    /// Marks of the files whose headers were read before; empty for a file that is read once.
+    marks: Vec<TableMark>,
+    /// Index of the file that is read, and the position in it.
+    file: usize,
+    position: u64,
+    watch: Option<Watch>,
     next: usize,
-    packer: Option<Packer>,
+    /// Zero bytes in a row up to the position.
+    zeros: u64,
+    intake: Option<Intake>,
     packed: HashMap<String, PackedMatrix>,
 }
 
+/// A tensor on its way from file bytes into memory.
+enum Intake {
+    AsItIs(Packer),
+    Quantized(Quantizer),
+}
+
 impl Loader {
-    /// A loader of a file of `file_bytes`, where the length is known.
+    /// A loader of one GGUF file of `file_bytes`, where the length is known. A shard is refused once its header is read.
     pub fn new(file_bytes: Option<u64>) -> Self {
         Self { state: State::Header(Box::new(HeaderReader::new(file_bytes))), position: 0 }
     }
 
-    /// Takes the next bytes of the file.
+    /// A loader of a model in several GGUF files, given the headers of all in the order of `split.no` ([`gguf::shard_order`]).
+    ///
+    /// # Errors
+    /// As [`gguf::check_shards`]; `bad_model` where a tensor is in two files; and all that a single file's header is refused for.
+    pub fn from_headers(headers: Vec<gguf::Header>) -> Result<Self> {
+        gguf::check_shards(&headers)?;
+        let mut metadata = None;
+        let (mut files, mut marks) = (Vec::new(), Vec::new());
+        for header in headers {
+            metadata.get_or_insert(header.metadata);
+            files.push(header.tensors);
+            marks.push(header.mark);
+        }
+        let metadata = metadata.unwrap_or_default();
+        let plan = Plan::of_gguf(&metadata, files)?;
+        Ok(Self::with_tensors(Tensors::new(plan, metadata, marks)))
+    }
+
+    /// A loader of a model in safetensors files, given the headers of all in the order in which they will be pushed (any order),
+    /// and the hyper-parameters ([`crate::config::from_json`]).
+    ///
+    /// # Errors
+    /// `bad_model` where a tensor is missing, in two files, or of a wrong shape; `unsupported_model` for a tensor without a
+    /// place in Qwen2; `too_large`.
+    pub fn from_safetensors(
+        config: Config,
+        headers: Vec<safetensors::Header>,
+        quantize: Quantize,
+    ) -> Result<Self> {
+        let (files, marks) = headers.into_iter().map(|header| (header.tensors, header.mark)).unzip();
+        let plan = Plan::of_safetensors(config, files, quantize)?;
+        Ok(Self::with_tensors(Tensors::new(plan, Metadata::default(), marks)))
+    }
+
+    fn with_tensors(tensors: Tensors) -> Self {
+        Self { state: State::Tensors(Box::new(tensors)), position: 0 }
+    }
+
+    /// Takes the next bytes of the present file.
     ///
     /// # Errors
     /// Whatever is wrong with header or tensors; the loader is useless afterwards.
@@ -82,27 +135,42 @@ impl Loader {
     }
 
     fn push_inner(&mut self, bytes: &[u8]) -> Result<()> {
+        self.position += bytes.len() as u64;
         match &mut self.state {
             State::Failed => Err(Error::bad_model("loading failed earlier")),
-            State::Tensors(tensors) => {
-                let from = self.position;
-                self.position += bytes.len() as u64;
-                tensors.push(bytes, from)
-            }
+            State::Tensors(tensors) => tensors.push(bytes),
             State::Header(reader) => {
-                self.position += bytes.len() as u64;
                 if let Some(header) = reader.push(bytes)? {
                     let (rest, from) = (reader.unused().to_vec(), reader.unused_offset());
-                    let mut tensors = Box::new(Tensors::new(header)?);
-                    tensors.push(&rest, from)?;
-                    self.state = State::Tensors(tensors);
+                    gguf::shard_order(&[gguf::Split::of(&header.metadata)?])?;
+                    let plan = Plan::of_gguf(&header.metadata, vec![header.tensors])?;
+                    let mut tensors = Tensors::new(plan, header.metadata, Vec::new());
+                    tensors.position = from;
+                    tensors.push(&rest)?;
+                    self.state = State::Tensors(Box::new(tensors));
                 }
                 Ok(())
             }
         }
     }
 
-    /// The plan, as soon as the header is whole.
+    /// Says that the present file is at its end and the next one follows. May be said after the last file too.
+    ///
+    /// # Errors
+    /// `bad_model` where the file ended too early; the loader is useless afterwards.
+    pub fn next_file(&mut self) -> Result<()> {
+        let result = match &mut self.state {
+            State::Failed => Err(Error::bad_model("loading failed earlier")),
+            State::Tensors(tensors) => tensors.next_file(),
+            State::Header(reader) => ended_in_header(reader, self.position),
+        };
+        if result.is_err() {
+            self.state = State::Failed;
+        }
+        result
+    }
+
+    /// The plan, as soon as the headers are whole.
     pub fn plan(&self) -> Option<&Plan> {
         match &self.state {
             State::Tensors(tensors) => Some(&tensors.plan),
@@ -110,7 +178,8 @@ impl Loader {
         }
     }
 
-    /// The file's metadata, as soon as the header is whole. Large arrays may be taken out to free their memory.
+    /// The metadata of a GGUF model, as soon as the header is whole (none of safetensors). Large arrays may be taken out to
+    /// free their memory.
     pub fn metadata(&mut self) -> Option<&mut Metadata> {
         match &mut self.state {
             State::Tensors(tensors) => Some(&mut tensors.metadata),
@@ -118,54 +187,90 @@ impl Loader {
         }
     }
 
-    /// Bytes taken so far.
+    /// Bytes taken so far, of all files.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Whether every tensor is complete (what follows in the file is not needed).
-    pub fn is_complete(&self) -> bool {
-        matches!(&self.state, State::Tensors(t) if t.next == t.plan.tensors.len())
+    /// Whether every tensor of the present file is complete (what follows in it is not needed).
+    pub fn file_is_complete(&self) -> bool {
+        matches!(&self.state, State::Tensors(tensors) if tensors.awaited().is_none())
     }
 
-    /// The model, when the file is at its end.
+    /// Whether every tensor is complete.
+    pub fn is_complete(&self) -> bool {
+        matches!(&self.state, State::Tensors(tensors) if tensors.next == tensors.plan.tensors.len())
+    }
+
+    /// The model, when the last file is at its end.
     ///
     /// # Errors
-    /// `bad_model` where it ends too early.
+    /// `bad_model` where it ends too early, or a file is missing.
     pub fn finish(self) -> Result<(Model, Plan)> {
         match self.state {
             State::Header(reader) => {
-                reader.finish()?;
-                Err(Error::bad_model(format!("the file ends in its header, after {} bytes", self.position)))
+                ended_in_header(&reader, self.position)?;
+                Err(Error::bad_model("the file ends in its header"))
             }
             State::Failed => Err(Error::bad_model("loading failed earlier")),
             State::Tensors(tensors) => match tensors.plan.tensors.get(tensors.next) {
-                Some(missing) => Err(Error::bad_model(format!(
-                    "the file ends after {} bytes, but tensor {} needs bytes {} to {}",
-                    self.position,
-                    missing.name,
-                    missing.offset,
-                    missing.offset + missing.bytes
-                ))),
+                Some(missing) => Err(tensors.ended_before(missing)),
                 None => {
                     let Tensors { plan, packed, .. } = *tensors;
-                    Ok((Assembly { packed, config: &plan.config }.model()?, plan))
+                    Ok((assemble(&plan, packed)?, plan))
                 }
             },
         }
     }
 }
 
+/// What is wrong with a file that ended after `bytes` bytes, before its header was whole.
+fn ended_in_header(reader: &HeaderReader, bytes: u64) -> Result<()> {
+    reader.finish()?;
+    Err(Error::bad_model(format!("the file ends in its header, after {bytes} bytes")))
+}
+
 impl Tensors {
-    fn new(header: Header) -> Result<Self> {
-        let Header { metadata, tensors, .. } = header;
-        let plan = plan(&metadata, tensors)?;
-        Ok(Self { plan, metadata, next: 0, packer: None, packed: HashMap::new() })
+    fn new(plan: Plan, metadata: Metadata, marks: Vec<TableMark>) -> Self {
+        let watch = marks.first().cloned().map(Watch::new);
+        Self {
+            plan,
+            metadata,
+            marks,
+            file: 0,
+            position: 0,
+            watch,
+            next: 0,
+            zeros: 0,
+            intake: None,
+            packed: HashMap::new(),
+        }
     }
 
-    /// `bytes` stand at file position `from`.
-    fn push(&mut self, mut bytes: &[u8], mut from: u64) -> Result<()> {
-        while let Some(info) = self.plan.tensors.get(self.next) {
+    /// The tensor of the present file that is not complete.
+    fn awaited(&self) -> Option<&Placed> {
+        self.plan.tensors.get(self.next).filter(|tensor| tensor.file == self.file)
+    }
+
+    /// Takes the bytes at the present position.
+    fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
+        let files = self.plan.file_ends.len();
+        if self.file == files && !bytes.is_empty() {
+            return Err(Error::bad_model(format!(
+                "{} files were pushed, the headers of {files} given",
+                files + 1
+            )));
+        }
+        let mut from = self.position;
+        self.position += bytes.len() as u64;
+        if self.watch.as_mut().is_some_and(|watch| !watch.push(bytes, from)) {
+            return Err(Error::bad_model(format!(
+                "file {} of {files} is another one than its header was read from: they were mixed up, or it was replaced meanwhile",
+                self.file + 1
+            )));
+        }
+        while let Some(tensor) = self.plan.tensors.get(self.next).filter(|tensor| tensor.file == self.file) {
+            let info = &tensor.info;
             if from < info.offset {
                 let skip = (info.offset - from).min(bytes.len() as u64);
                 bytes = &bytes[skip as usize..];
@@ -174,201 +279,110 @@ impl Tensors {
             if bytes.is_empty() {
                 return Ok(());
             }
-            let packer = match &mut self.packer {
-                Some(packer) => packer,
-                None => {
-                    let (rows, cols) = dims(info);
-                    self.packer.insert(Packer::new(info.dtype, rows, cols)?)
-                }
+            let intake = match &mut self.intake {
+                Some(intake) => intake,
+                None => self.intake.insert(Intake::of(tensor)?),
             };
             let take = (info.offset + info.bytes - from).min(bytes.len() as u64);
-            packer.push(&bytes[..take as usize])?;
+            intake
+                .push(&bytes[..take as usize])
+                .map_err(|e| e.map_message(|message| format!("tensor {}: {message}", info.name)))?;
+            let zeros = bytes[..take as usize].iter().rev().take_while(|byte| **byte == 0).count() as u64;
+            self.zeros = if zeros == take { self.zeros + zeros } else { zeros };
             bytes = &bytes[take as usize..];
             from += take;
             if from == info.offset + info.bytes {
-                if let Some(packer) = self.packer.take() {
-                    self.packed.insert(info.name.clone(), packer.finish()?);
+                let last = from == self.plan.file_ends[self.file];
+                if last && self.zeros >= MOST_ZEROS.max(info.bytes / MOST_ZEROS_OF) {
+                    return Err(Error::integrity(format!(
+                        "the last {} bytes of the tensors are zeros: the file was not written or sent whole",
+                        self.zeros
+                    )));
+                }
+                if let Some(intake) = self.intake.take() {
+                    self.packed.insert(tensor.key.clone(), intake.finish()?);
                 }
                 self.next += 1;
             }
         }
         Ok(())
     }
-}
 
-fn dims(info: &TensorInfo) -> (usize, usize) {
-    match info.shape[..] {
-        [rows, cols] => (rows, cols),
-        [cols] => (1, cols),
-        _ => (0, 0),
-    }
-}
-
-fn plan(metadata: &Metadata, tensors: Vec<TensorInfo>) -> Result<Plan> {
-    config::check_architecture(metadata)?;
-    let by_name: HashMap<&str, &TensorInfo> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-    let embedding =
-        by_name.get(TOKEN_EMBD).ok_or_else(|| Error::bad_model(format!("tensor {TOKEN_EMBD} is missing")))?;
-    let tied = !by_name.contains_key(OUTPUT);
-    let config = config::from_gguf(metadata, dims(embedding).0, tied)?;
-    let expected = expected(&config);
-    for (name, shape) in &expected {
-        let info = by_name.get(name.as_str()).ok_or_else(|| {
-            Error::bad_model(format!("tensor {name} is missing (expected shape {shape:?})"))
-        })?;
-        if info.shape != *shape {
-            return Err(Error::bad_model(format!(
-                "tensor {name} has shape {:?}, expected {shape:?}",
-                info.shape
-            )));
+    fn next_file(&mut self) -> Result<()> {
+        if let Some(missing) = self.awaited() {
+            return Err(self.ended_before(missing));
         }
+        self.file = (self.file + 1).min(self.plan.file_ends.len());
+        self.position = 0;
+        self.watch = self.marks.get(self.file).cloned().map(Watch::new);
+        Ok(())
     }
-    if by_name.len() != expected.len() {
-        let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
-        if let Some(extra) = tensors.iter().find(|t| !known.contains(t.name.as_str())) {
-            return Err(Error::unsupported_model(format!(
-                "tensor {} ({}) has no place in the qwen2 architecture",
-                extra.name,
-                extra.dtype.name()
-            )));
+
+    fn ended_before(&self, missing: &Placed) -> Error {
+        let files = self.plan.file_ends.len();
+        let Placed { info, .. } = missing;
+        if files > 1 && (missing.file != self.file || self.position == 0) {
+            let no = missing.file + 1;
+            return Error::bad_model(format!(
+                "file {no} of {files} did not come, which has tensor {}",
+                info.name
+            ));
         }
+        let file = match files {
+            1 => "the file".to_string(),
+            _ => format!("file {} of {files}", self.file + 1),
+        };
+        Error::bad_model(format!(
+            "{file} ends after {} bytes, but tensor {} needs bytes {} to {}",
+            self.position,
+            info.name,
+            info.offset,
+            info.offset + info.bytes
+        ))
     }
-    let mut packed_bytes = 0;
-    let mut by_type: HashMap<&'static str, u64> = HashMap::new();
-    for info in &tensors {
-        let (rows, cols) = dims(info);
-        packed_bytes += PackedMatrix::packed_bytes(info.dtype, rows, cols)? as u64;
-        if info.shape.len() == 2 && info.name != TOKEN_EMBD && info.name != OUTPUT {
-            *by_type.entry(info.dtype.name()).or_default() += info.bytes;
-        }
-    }
-    if packed_bytes > MEMORY_LIMIT {
-        return Err(Error::too_large(format!(
-            "the weights need {packed_bytes} bytes of memory, at most {MEMORY_LIMIT} can be had; take a smaller model or quantization"
-        )));
-    }
-    let quantization =
-        by_type.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("F32", |(n, _)| n);
-    Ok(Plan {
-        tensor_bytes: tensors.iter().map(|t| t.bytes).sum(),
-        end: tensors.iter().map(|t| t.offset + t.bytes).max().unwrap_or(0),
-        config,
-        packed_bytes,
-        quantization,
-        tensors,
-    })
 }
 
-const TOKEN_EMBD: &str = "token_embd.weight";
-const OUTPUT: &str = "output.weight";
-const OUTPUT_NORM: &str = "output_norm.weight";
-
-/// Every tensor of the architecture with its shape, matrices as [rows, columns].
-fn expected(c: &Config) -> Vec<(String, Vec<usize>)> {
-    let (width, inner) = (c.hidden_size, c.intermediate_size);
-    let (q, kv) = (c.num_attention_heads * head_dim(c), c.num_key_value_heads * head_dim(c));
-    let mut list =
-        vec![(TOKEN_EMBD.to_string(), vec![c.vocab_size, width]), (OUTPUT_NORM.to_string(), vec![width])];
-    if !c.tie_word_embeddings {
-        list.push((OUTPUT.to_string(), vec![c.vocab_size, width]));
-    }
-    for i in 0..c.num_hidden_layers {
-        let shapes: [(&str, Vec<usize>); 12] = [
-            ("attn_norm.weight", vec![width]),
-            ("attn_q.weight", vec![q, width]),
-            ("attn_q.bias", vec![q]),
-            ("attn_k.weight", vec![kv, width]),
-            ("attn_k.bias", vec![kv]),
-            ("attn_v.weight", vec![kv, width]),
-            ("attn_v.bias", vec![kv]),
-            ("attn_output.weight", vec![width, q]),
-            ("ffn_norm.weight", vec![width]),
-            ("ffn_gate.weight", vec![inner, width]),
-            ("ffn_up.weight", vec![inner, width]),
-            ("ffn_down.weight", vec![width, inner]),
-        ];
-        list.extend(shapes.map(|(name, shape)| (format!("blk.{i}.{name}"), shape)));
-    }
-    list
+/// What the header of one file alone tells.
+///
+/// # Errors
+/// As [`Loader::push`].
+pub fn plan_of(header: gguf::Header) -> Result<(Plan, Metadata)> {
+    Ok((Plan::of_gguf(&header.metadata, vec![header.tensors])?, header.metadata))
 }
 
-/// The packed tensors on their way into the model's fields.
-struct Assembly<'a> {
-    packed: HashMap<String, PackedMatrix>,
-    config: &'a Config,
+/// A model of matrices that are packed already, under their GGUF names.
+///
+/// # Errors
+/// `bad_model` where one is missing.
+pub fn assemble(plan: &Plan, packed: HashMap<String, PackedMatrix>) -> Result<Model> {
+    Assembly { packed, config: &plan.config }.model()
 }
 
-impl Assembly<'_> {
-    fn model(mut self) -> Result<Model> {
-        let config = self.config.clone();
-        let embed_tokens = Arc::new(self.matrix(TOKEN_EMBD)?);
-        let head =
-            if config.tie_word_embeddings { embed_tokens.clone() } else { Arc::new(self.matrix(OUTPUT)?) };
-        let layers = (0..config.num_hidden_layers).map(|i| self.layer(i)).collect::<Result<_>>()?;
-        Ok(Model {
-            norm: self.norm(OUTPUT_NORM)?,
-            lm_head: Linear::new("lm_head", vec![(head, None)]),
-            rope: Rope::new(head_dim(&config), config.rope_theta),
-            kv: KvKind::default(),
-            embed_tokens,
-            layers,
-            config,
+impl Intake {
+    fn of(tensor: &Placed) -> Result<Self> {
+        let ((rows, cols), from) = (tensor.dims(), tensor.info.dtype);
+        Ok(match tensor.packed == from {
+            true => Intake::AsItIs(Packer::new(from, rows, cols)?),
+            false => Intake::Quantized(Quantizer::new(from, tensor.packed, rows, cols)?),
         })
     }
 
-    fn layer(&mut self, i: usize) -> Result<Layer> {
-        let name = |part: &str| format!("blk.{i}.{part}");
-        Ok(Layer {
-            input_layernorm: self.norm(&name("attn_norm.weight"))?,
-            self_attn: Attention {
-                qkv_proj: Linear::new(
-                    "qkv_proj",
-                    vec![
-                        self.biased(&name("attn_q"))?,
-                        self.biased(&name("attn_k"))?,
-                        self.biased(&name("attn_v"))?,
-                    ],
-                ),
-                o_proj: Linear::new("o_proj", vec![self.plain(&name("attn_output.weight"))?]),
-                num_heads: self.config.num_attention_heads,
-            },
-            post_attention_layernorm: self.norm(&name("ffn_norm.weight"))?,
-            mlp: Mlp {
-                gate_up_proj: Linear::new(
-                    "gate_up_proj",
-                    vec![self.plain(&name("ffn_gate.weight"))?, self.plain(&name("ffn_up.weight"))?],
-                ),
-                down_proj: Linear::new("down_proj", vec![self.plain(&name("ffn_down.weight"))?]),
-            },
-        })
+    fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Intake::AsItIs(packer) => packer.push(bytes),
+            Intake::Quantized(quantizer) => quantizer.push(bytes),
+        }
     }
 
-    fn plain(&mut self, name: &str) -> Result<(Arc<PackedMatrix>, Option<Vec<f32>>)> {
-        Ok((Arc::new(self.matrix(name)?), None))
-    }
-
-    fn biased(&mut self, stem: &str) -> Result<(Arc<PackedMatrix>, Option<Vec<f32>>)> {
-        let weight = Arc::new(self.matrix(&format!("{stem}.weight"))?);
-        Ok((weight, Some(self.vector(&format!("{stem}.bias"))?)))
-    }
-
-    fn norm(&mut self, name: &str) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: self.vector(name)?, eps: self.config.rms_norm_eps as f32 })
-    }
-
-    fn matrix(&mut self, name: &str) -> Result<PackedMatrix> {
-        self.packed.remove(name).ok_or_else(|| Error::bad_model(format!("tensor {name} is missing")))
-    }
-
-    fn vector(&mut self, name: &str) -> Result<Vec<f32>> {
-        let packed = self.matrix(name)?;
-        let mut values = vec![0.0; packed.cols()];
-        packed.dequantize_row(0, &mut values);
-        Ok(values)
+    fn finish(self) -> Result<PackedMatrix> {
+        match self {
+            Intake::AsItIs(packer) => packer.finish(),
+            Intake::Quantized(quantizer) => quantizer.finish(),
+        }
     }
 }
 
-/// Loads a whole file that is in memory already (tests and small models).
+/// Loads a whole GGUF file that is in memory already (tests and small models).
 pub fn load_bytes(bytes: &[u8]) -> Result<(Model, Metadata, Plan)> {
     let mut loader = Loader::new(Some(bytes.len() as u64));
     loader.push(bytes)?;

@@ -122,3 +122,15 @@ fn bf16_q3_k_and_iq4_nl_agree_with_our_float64_reference() {
         }
     }
 }
+
+#[test]
+fn a_file_that_was_filled_up_with_zeros_is_refused() {
+    let bytes = fs::read(fixture("golden/tiny-q4km_h256_untied.gguf")).unwrap();
+    let end = load_bytes(&bytes).unwrap().2.end as usize;
+    for (zeros, code) in [(100, "ok"), (100_000, "integrity"), (400_000, "integrity")] {
+        let mut bytes = bytes.clone();
+        bytes[end - zeros..].fill(0);
+        let (found, message) = verdict(&bytes);
+        assert_eq!(found, code, "{zeros}: {message}");
+    }
+}

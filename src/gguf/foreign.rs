@@ -32,12 +32,13 @@ pub(super) fn not_gguf(start: &[u8]) -> Error {
 }
 
 /// The first bytes, escaped and in quotes.
-pub(super) fn shown(bytes: &[u8]) -> String {
+pub(crate) fn shown(bytes: &[u8]) -> String {
     let more = if bytes.len() > SHOWN { "…" } else { "" };
     format!("\"{}\"{more}", bytes[..bytes.len().min(SHOWN)].escape_ascii())
 }
 
-fn likely(start: &[u8]) -> Option<&'static str> {
+/// What a file that begins with `start` looks like, where that can be told.
+pub(crate) fn likely(start: &[u8]) -> Option<&'static str> {
     let text = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
     Some(match start {
         [b'P', b'K', 3 | 5, _, ..] => "a zip archive",

@@ -86,7 +86,46 @@ macro_rules! value_types {
             }
         }
 
+        impl Value {
+            /// The code of its type.
+            pub(super) fn code(&self) -> u32 {
+                match self {
+                    $(Value::$kind(_) => $code,)*
+                    Value::Bool(_) => 7,
+                    Value::String(_) => 8,
+                    Value::Array(_) | Value::Nested(_) => 9,
+                }
+            }
+
+            /// Appends a number or boolean as the file has it; strings and arrays are the caller's.
+            pub(super) fn put_le(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Value::$kind(number) => out.extend(number.to_le_bytes()),)*
+                    Value::Bool(flag) => out.push((*flag).into()),
+                    Value::String(_) | Value::Array(_) | Value::Nested(_) => {}
+                }
+            }
+        }
+
         impl Array {
+            /// The code of its elements' type.
+            pub(super) fn code(&self) -> u32 {
+                match self {
+                    $(Array::$kind(_) => $code,)*
+                    Array::Bool(_) => 7,
+                    Array::Strings(_) => 8,
+                }
+            }
+
+            /// Appends its numbers or booleans as the file has them; strings are the caller's.
+            pub(super) fn put_le(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Array::$kind(items) => items.iter().for_each(|n| out.extend(n.to_le_bytes())),)*
+                    Array::Bool(items) => out.extend(items.iter().map(|flag| u8::from(*flag))),
+                    Array::Strings(_) => {}
+                }
+            }
+
             /// An empty array of an element type; `None` for arrays of arrays.
             pub(super) fn new(kind: Kind) -> Option<Array> {
                 match kind {

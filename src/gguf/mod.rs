@@ -4,16 +4,22 @@
 //! the limits below, and against the file size where it is known, as soon as it has arrived and before anything is
 //! allocated for it; memory grows only with bytes that were really pushed. Follows docs/gguf.md of ggml.
 
-mod foreign;
+pub(crate) mod foreign;
 mod metadata;
 mod reader;
+mod split;
 mod strings;
 mod tensors;
+mod writer;
 
 pub use metadata::{Array, Metadata, Value};
 pub use reader::HeaderReader;
+pub use split::{check_shards, shard_order, Split, MAX_SHARDS};
 pub use strings::StringArray;
 pub use tensors::TensorInfo;
+pub use writer::header as write_header;
+
+use crate::table_mark::TableMark;
 
 /// Tensors of one file: a Qwen2 of 80 layers has 963.
 pub const MAX_TENSORS: u64 = 65_536;
@@ -47,4 +53,6 @@ pub struct Header {
     pub alignment: u64,
     /// File position where tensor data begin.
     pub data_offset: u64,
+    /// Mark of the tensor table.
+    pub mark: TableMark,
 }

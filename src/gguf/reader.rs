@@ -8,6 +8,7 @@ use super::{
     MAX_NAME_BYTES, MAX_PAIRS, MAX_STRING_BYTES, MAX_TENSORS,
 };
 use crate::error::{Error, Result};
+use crate::table_mark::{TableHash, TableMark};
 
 const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -73,6 +74,8 @@ pub struct HeaderReader {
     tensors: Vec<TensorInfo>,
     tensors_left: u64,
     name: String,
+    table_bytes: u64,
+    table_hash: TableHash,
 }
 
 impl HeaderReader {
@@ -96,6 +99,8 @@ impl HeaderReader {
             tensors: Vec::new(),
             tensors_left: 0,
             name: String::new(),
+            table_bytes: 0,
+            table_hash: TableHash::default(),
         }
     }
 
@@ -202,6 +207,10 @@ impl HeaderReader {
     /// Consumes one whole item. The position is then that of the byte after it.
     fn step(&mut self, item: &[u8]) -> Result<()> {
         self.position += item.len() as u64;
+        if matches!(self.state, State::NameLength | State::Name(_) | State::DimCount | State::Entry(_)) {
+            self.table_bytes += item.len() as u64;
+            self.table_hash.update(item);
+        }
         self.state = match self.state {
             State::Magic => State::Version,
             State::Version => {
@@ -417,7 +426,9 @@ impl HeaderReader {
         let mut tensors = std::mem::take(&mut self.tensors);
         tensors::place(&mut tensors, data_offset, self.file_bytes)?;
         let metadata = std::mem::take(&mut self.metadata);
-        Ok(Header { version: self.version, metadata, tensors, alignment: self.alignment, data_offset })
+        let range = self.position - self.table_bytes..self.position;
+        let mark = TableMark { range, hash: self.table_hash };
+        Ok(Header { version: self.version, metadata, tensors, alignment: self.alignment, data_offset, mark })
     }
 }
 

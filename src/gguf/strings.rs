@@ -55,6 +55,11 @@ impl StringArray {
         Ok(())
     }
 
+    /// Adds one string. `bad_model` when the blob would pass 4 GiB.
+    pub(crate) fn push_str(&mut self, text: &str) -> Result<()> {
+        self.push_bytes(text.as_bytes())
+    }
+
     /// Gives back what growing by doubling left over.
     pub(super) fn shrink_to_fit(&mut self) {
         self.text.shrink_to_fit();

@@ -75,6 +75,26 @@ impl DType {
         })
     }
 
+    /// ggml's number of the type.
+    pub fn ggml(self) -> u32 {
+        match self {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            DType::Q4_0 => 2,
+            DType::Q4_1 => 3,
+            DType::Q5_0 => 6,
+            DType::Q5_1 => 7,
+            DType::Q8_0 => 8,
+            DType::Q2K => 10,
+            DType::Q3K => 11,
+            DType::Q4K => 12,
+            DType::Q5K => 13,
+            DType::Q6K => 14,
+            DType::IQ4NL => 20,
+            DType::BF16 => 30,
+        }
+    }
+
     /// ggml's name, as in `Q4_K`.
     pub fn name(self) -> &'static str {
         match self {

@@ -12,11 +12,13 @@ pub mod matmul;
 pub mod norm;
 pub mod packed;
 pub mod parallel;
+pub mod quantize;
 pub mod rope;
 mod warm_up;
 
 pub use activations::{Activations, Needs};
 pub use dtype::DType;
 pub use matmul::{matmul, Job};
-pub use packed::{PackedMatrix, Packer};
+pub use packed::{PackedMatrix, Packer, LAYOUT};
+pub use quantize::Quantizer;
 pub use warm_up::warm_up;

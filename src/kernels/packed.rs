@@ -13,6 +13,10 @@ pub(crate) mod legacy;
 use super::dtype::DType;
 use crate::error::{Error, Result};
 use format::{Float, Layout, Quant, ROWS};
+use std::mem::MaybeUninit;
+
+/// Version of the packed layouts of all types, for bytes that are kept: another number whenever one of them changes.
+pub const LAYOUT: u32 = 1;
 
 /// Evaluates `$quant` or `$float` with `$F` standing for the format of `$dtype`.
 macro_rules! with_format {
@@ -112,6 +116,40 @@ impl PackedMatrix {
         Ok(matrix.sealed())
     }
 
+    /// As [`PackedMatrix::from_packed`], piece by piece into memory that was never written: `get` fills the piece from that
+    /// offset on and gives it back as bytes.
+    ///
+    /// # Errors
+    /// As [`Packer::new`], and what `get` returns. Panics where `get` gives back other memory.
+    pub fn from_pieces(
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        piece: usize,
+        mut get: impl for<'a> FnMut(usize, &'a mut [MaybeUninit<u8>]) -> Result<&'a [u8]>,
+    ) -> Result<Self> {
+        let mut matrix = Self::unwritten(dtype, rows, cols)?;
+        let (bytes, room) = (matrix.bytes, matrix.chunks.spare_capacity_mut());
+        debug_assert!(bytes <= 16 * room.len());
+        // SAFETY: a `Chunk` is sixteen bytes that may hold anything, and there is room for as many of them as `bytes` need.
+        let room = unsafe {
+            std::slice::from_raw_parts_mut(
+                room.as_mut_ptr().cast::<MaybeUninit<u8>>(),
+                16 * bytes.div_ceil(16),
+            )
+        };
+        let (wanted, padding) = room.split_at_mut(bytes);
+        padding.fill(MaybeUninit::new(0));
+        for (i, part) in wanted.chunks_mut(piece.max(1)).enumerate() {
+            let (start, len) = (part.as_ptr().cast::<u8>(), part.len());
+            let filled = get(i * piece, part)?;
+            assert!(filled.as_ptr() == start && filled.len() == len, "other memory was filled");
+        }
+        // SAFETY: every byte was written: `get` gave all of them back as bytes, and the padding is zero.
+        unsafe { matrix.chunks.set_len(bytes.div_ceil(16)) };
+        Ok(matrix.sealed())
+    }
+
     /// Looks for half floats that are infinite or NaN: the kernels are faster where there are none.
     fn sealed(mut self) -> Self {
         let special = |h: &[u8]| h[1] & 0x7c == 0x7c;
@@ -126,12 +164,18 @@ impl PackedMatrix {
     }
 
     fn zeros(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        let mut matrix = Self::unwritten(dtype, rows, cols)?;
+        matrix.chunks.resize(matrix.bytes.div_ceil(16), Chunk([0; 16]));
+        Ok(matrix)
+    }
+
+    /// Allocated, with no bytes in it yet.
+    fn unwritten(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         let bytes = Self::packed_bytes(dtype, rows, cols)?;
         let mut chunks = Vec::new();
         chunks.try_reserve_exact(bytes.div_ceil(16)).map_err(|_| {
             Error::out_of_memory(format!("{bytes} bytes for a {} matrix of {rows} x {cols}", dtype.name()))
         })?;
-        chunks.resize(bytes.div_ceil(16), Chunk([0; 16]));
         Ok(Self { dtype, rows, cols, bytes, chunks, specials: false })
     }
 

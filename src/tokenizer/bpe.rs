@@ -4,6 +4,7 @@
 //! The table costs 12 bytes a merge and a 4-byte slot (2.9 MB for Qwen2) where a map of strings costs ten times that. A
 //! heap keeps a word of n bytes at O(n log n): a megabyte of one letter is one word.
 
+use super::stored::{Reader, Writer};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -51,6 +52,30 @@ impl Merges {
     /// Steps that all pairs stand from their own slots: what finding each of them once takes.
     pub(super) fn steps(&self) -> usize {
         self.steps
+    }
+
+    /// As it is kept in an image.
+    pub(super) fn write(&self, out: &mut Writer) {
+        out.words(self.pairs.as_flattened());
+        out.words(&self.slots);
+        out.words(&self.bytes);
+    }
+
+    /// What [`Merges::write`] wrote, for a vocabulary of `n` tokens; `None` where it is none of its kind.
+    pub(super) fn read(input: &mut Reader, n: usize) -> Option<Merges> {
+        let (words, slots, bytes) = (input.words()?, input.words()?, input.words()?);
+        let known = |id: &u32| (*id as usize) < n;
+        if words.len() % 3 != 0 || !words.iter().all(known) || !bytes.iter().all(known) {
+            return None;
+        }
+        let pairs: Vec<[u32; 3]> = words.chunks_exact(3).map(|p| [p[0], p[1], p[2]]).collect();
+        let taken = slots.iter().filter(|slot| **slot != NONE);
+        // A free slot ends every search.
+        let sound = slots.len().is_power_of_two()
+            && taken.clone().count() == pairs.len()
+            && pairs.len() < slots.len()
+            && taken.clone().all(|slot| (*slot as usize) < pairs.len());
+        sound.then_some(Merges { pairs, slots, steps: 0, bytes: bytes.try_into().ok()? })
     }
 
     /// Bytes held on the heap.

@@ -1,4 +1,4 @@
-//! Text ↔ token ids, from the vocabulary in a GGUF header.
+//! Text ↔ token ids, from the vocabulary in a GGUF header or a `tokenizer.json`.
 //!
 //! It gives what Hugging Face's `tokenizers` gives for Qwen2 (NFC, the Qwen2 expression, byte-level BPE), whose NFC
 //! it uses. Its BPE is not: natively, with Qwen2.5's vocabulary, it peaks at 33 MB and rests at 24 where this takes 7.5 and 4.5.
@@ -7,7 +7,10 @@
 mod added;
 mod bpe;
 mod decoder;
+mod files;
+mod json;
 mod split;
+mod stored;
 mod vocab;
 
 use std::borrow::Cow;
@@ -18,10 +21,12 @@ use unicode_normalization::{is_nfc_quick, IsNormalized};
 
 pub use added::{AddedToken, AddedTokens, Segment};
 pub use decoder::StreamDecoder;
+pub use files::TextFiles;
 pub use split::QWEN2_PATTERN;
 
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
+use stored::{Reader, Writer};
 use vocab::{Kind, Vocab};
 
 /// Text is brought to NFC in parts of about this many bytes, so that the tables this needs stay small.
@@ -59,6 +64,18 @@ pub struct NamedTokens {
     pub eos: Option<String>,
     /// `pad_token`
     pub pad: Option<String>,
+}
+
+/// What a model's files say of single tokens, by id.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Roles {
+    bos: Option<u64>,
+    eos: Option<u64>,
+    pad: Option<u64>,
+    /// Further ids by which an answer ends.
+    ends: Vec<u64>,
+    /// Whether every text begins with `bos`.
+    add_bos: bool,
 }
 
 /// The tokenizer of one model; immutable.
@@ -108,37 +125,96 @@ impl Tokenizer {
         let kinds = read_kinds(metadata)?.ok_or_else(|| missing("token_type"))?;
         let merges = metadata.take_strings("tokenizer.ggml.merges").ok_or_else(|| missing("merges"))?;
         let vocab = Vocab::new(tokens, kinds, merges)?;
-        Tokenizer::new(vocab, metadata).map(Some)
+        let id = |name: &str| metadata.u64(&format!("tokenizer.ggml.{name}_token_id"));
+        let roles = Roles {
+            bos: id("bos"),
+            eos: id("eos"),
+            pad: id("padding"),
+            ends: [id("eot"), id("eom")].into_iter().flatten().collect(),
+            add_bos: metadata.bool("tokenizer.ggml.add_bos_token") == Some(true),
+        };
+        Tokenizer::new(vocab, roles).map(Some)
     }
 
-    fn new(vocab: Vocab, metadata: &Metadata) -> Result<Tokenizer> {
-        let id = |name: &str| match metadata.u64(&format!("tokenizer.ggml.{name}_token_id")) {
-            None => Ok(None),
-            Some(id) if id < vocab.len() as u64 => Ok(Some(id as u32)),
-            Some(id) => {
-                Err(Error::bad_model(format!("{name} token {id} of a vocabulary of {}", vocab.len())))
-            }
+    /// The tokenizer as [`Tokenizer::restore`] takes it.
+    pub fn store(&self) -> Vec<u8> {
+        let mut out = Writer(self.vocab.write());
+        out.words(self.bos.as_slice());
+        out.words(&self.end_tokens);
+        let NamedTokens { bos, eos, pad } = &self.named;
+        for name in [bos, eos, pad] {
+            out.words(&[name.is_some().into()]);
+            out.bytes(name.as_deref().unwrap_or_default().as_bytes());
+        }
+        out.0
+    }
+
+    /// A tokenizer out of what [`Tokenizer::store`] gave.
+    ///
+    /// # Errors
+    /// `bad_model` where the bytes are something else.
+    pub fn restore(bytes: &[u8]) -> Result<Tokenizer> {
+        let damaged = || Error::bad_model("a stored tokenizer is damaged");
+        let mut input = Reader(bytes);
+        let vocab = Vocab::read(&mut input).ok_or_else(damaged)?;
+        let (bos, end_tokens) = input.words().zip(input.words()).ok_or_else(damaged)?;
+        if !bos.iter().chain(&end_tokens).all(|id| (*id as usize) < vocab.len()) {
+            return Err(damaged());
+        }
+        let mut name = || {
+            let (given, text) = input.words().zip(input.bytes())?;
+            let text = std::str::from_utf8(text).ok()?.to_string();
+            Some((given == [1]).then_some(text))
         };
+        let (bos_name, eos, pad) = (name(), name(), name());
+        let named = NamedTokens {
+            bos: bos_name.ok_or_else(damaged)?,
+            eos: eos.ok_or_else(damaged)?,
+            pad: pad.ok_or_else(damaged)?,
+        };
+        Ok(Tokenizer {
+            n_real: vocab.n_real(),
+            splitter: split::Splitter::new()?,
+            vocab,
+            bos: bos.first().copied(),
+            end_tokens,
+            named,
+        })
+    }
+
+    /// Builds the tokenizer of a Hugging Face repository, for an embedding of `vocab_size` rows: ids that no token has are unused.
+    /// It is the one that the model's GGUF form has, after llama.cpp's `convert_hf_to_gguf.py` and gguf-py's `SpecialVocab`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_gguf`]; `bad_model` also where a file is no JSON or has a token without a row.
+    pub fn from_json(files: &TextFiles, vocab_size: usize) -> Result<Tokenizer> {
+        let file = json::File::parse(files.tokenizer)?;
+        let roles = files.roles(&file)?;
+        Tokenizer::new(file.vocab(vocab_size)?, roles)
+    }
+
+    fn new(vocab: Vocab, roles: Roles) -> Result<Tokenizer> {
+        let check = |name: &str, id: u64| match id < vocab.len() as u64 {
+            true => Ok(id as u32),
+            false => Err(Error::bad_model(format!("{name} token {id} of a vocabulary of {}", vocab.len()))),
+        };
+        let id = |name: &str, id: Option<u64>| id.map(|id| check(name, id)).transpose();
         let text = |id: Option<u32>| {
             id.map(|id| String::from_utf8_lossy(vocab.bytes(id).unwrap_or_default()).into_owned())
         };
-        let (bos, eos, pad) = (id("bos")?, id("eos")?, id("padding")?);
+        let (bos, eos, pad) = (id("bos", roles.bos)?, id("eos", roles.eos)?, id("padding", roles.pad)?);
         let named = NamedTokens { bos: text(bos), eos: text(eos), pad: text(pad) };
-        let mut end_tokens: Vec<u32> = [eos, id("eot")?, id("eom")?].into_iter().flatten().collect();
+        let mut end_tokens: Vec<u32> =
+            roles.ends.iter().map(|&id| check("end", id)).chain(eos.map(Ok)).collect::<Result<_>>()?;
         let by_text = END_TOKENS.iter().filter_map(|text| vocab.added.get(text));
         end_tokens.extend(by_text.filter(|token| token.control).map(|token| token.id));
         end_tokens.sort_unstable();
         end_tokens.dedup();
-        let n_real = (0..vocab.len() as u32)
-            .rev()
-            .find(|&id| vocab.kind(id) != Some(Kind::Unused))
-            .map_or(0, |id| id + 1);
-        let bos = bos.filter(|_| metadata.bool("tokenizer.ggml.add_bos_token") == Some(true));
         Ok(Tokenizer {
-            n_real: n_real as usize,
+            n_real: vocab.n_real(),
             splitter: split::Splitter::new()?,
             vocab,
-            bos,
+            bos: bos.filter(|_| roles.add_bos),
             end_tokens,
             named,
         })

@@ -3,6 +3,7 @@
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::Merges;
+use super::stored::{Reader, Writer};
 use crate::error::{Error, Result};
 use crate::gguf::StringArray;
 
@@ -28,6 +29,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// The kind with this number in memory.
+    fn from_code(code: u8) -> Option<Kind> {
+        [Kind::Normal, Kind::Control, Kind::User, Kind::Unused].into_iter().find(|kind| *kind as u8 == code)
+    }
+
     /// The kind of a GGUF token type.
     pub(super) fn from_ggml(code: i64) -> Result<Kind> {
         match code {
@@ -103,6 +109,44 @@ impl Vocab {
         let mut vocab = Vocab { bytes, ends, kinds, merges: Merges::with_capacity(0, [0; 256]), added };
         vocab.merges = vocab.read_merges(&alphabet, &merges)?;
         Ok(vocab)
+    }
+
+    /// As it is kept in an image.
+    pub(super) fn write(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.bytes(&self.bytes);
+        out.words(&self.ends);
+        out.bytes(&self.kinds.iter().map(|kind| *kind as u8).collect::<Vec<_>>());
+        self.merges.write(&mut out);
+        out.0
+    }
+
+    /// What [`Vocab::write`] wrote; `None` where it is none of its kind.
+    pub(super) fn read(input: &mut Reader) -> Option<Vocab> {
+        let (bytes, ends) = (input.bytes()?.to_vec(), input.words()?);
+        let kinds: Vec<Kind> =
+            input.bytes()?.iter().map(|code| Kind::from_code(*code)).collect::<Option<_>>()?;
+        let rising = ends.windows(2).all(|pair| pair[0] <= pair[1]);
+        if !rising || kinds.len() != ends.len() || ends.last().map(|end| *end as usize) != Some(bytes.len()) {
+            return None;
+        }
+        let merges = Merges::read(input, ends.len())?;
+        let mut vocab = Vocab { bytes, ends, kinds, merges, added: AddedTokens::default() };
+        let special = |id: &u32| matches!(vocab.kind(*id), Some(Kind::Control | Kind::User));
+        let added: Option<Vec<AddedToken>> = (0..vocab.len() as u32)
+            .filter(special)
+            .map(|id| {
+                let text = std::str::from_utf8(vocab.bytes(id)?).ok()?.to_owned();
+                Some(AddedToken { text, id, control: vocab.kind(id) == Some(Kind::Control) })
+            })
+            .collect();
+        vocab.added = AddedTokens::new(added?);
+        Some(vocab)
+    }
+
+    /// Ids up to the last one that stands for something.
+    pub(super) fn n_real(&self) -> usize {
+        self.kinds.iter().rposition(|kind| *kind != Kind::Unused).map_or(0, |id| id + 1)
     }
 
     fn read_merges(&self, alphabet: &Alphabet, merges: &StringArray) -> Result<Merges> {

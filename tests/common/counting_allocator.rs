@@ -46,6 +46,7 @@ pub fn growth<T>(work: impl FnOnce() -> T) -> (T, Growth) {
 
 /// Bytes by which the heap of this thread grew.
 #[derive(Debug, Clone, Copy)]
+#[allow(dead_code)] // Each test program uses its own part.
 pub struct Growth {
     pub peak: isize,
     pub held: isize,

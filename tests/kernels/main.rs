@@ -5,6 +5,7 @@
 
 mod fixtures;
 mod oracle;
+mod quantize;
 
 use fixtures::{f32s, fixture_inputs, fixtures, FIXTURE_ROWS, FIXTURE_T};
 use qandle::kernels::matmul::matmul_reference;
@@ -458,4 +459,24 @@ fn thread_count_does_not_change_a_bit() {
             assert!(bits(&found) == expected, "{} on {threads} threads", dtype.name());
         }
     }
+}
+
+/// Packed bytes are kept between visits: whoever changes a layout sees this fail, and gives `LAYOUT` another number.
+#[cfg_attr(target_arch = "wasm32", wasm_bindgen_test::wasm_bindgen_test)]
+#[cfg_attr(not(target_arch = "wasm32"), test)]
+fn the_packed_layout_is_the_one_of_its_number() {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for (dtype, blocks, ..) in fixtures() {
+        let cols = match dtype.block_len() {
+            1 => 37,
+            32 => 96,
+            _ => 512,
+        };
+        let mut packer = Packer::new(dtype, FIXTURE_ROWS, cols).unwrap();
+        packer.push(blocks).unwrap();
+        for byte in packer.finish().unwrap().data() {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    assert_eq!((qandle::kernels::LAYOUT, hash), (1, 9_718_976_921_980_040_473));
 }
