@@ -1,7 +1,8 @@
-//! The window's side: what a chat page remembers between visits, in local storage. Typed preferences, and a mark that
-//! tells the next visit in which phase this one died. Here is only the thin layer of exports; what is stored, and how
-//! damage is survived, is plain Rust in [`shelf`] and [`preferences`]. Nothing here throws because of the storage.
+//! The window's side: what a page remembers between visits, in local storage. Typed preferences, and marks that tell the
+//! next visit what this one was doing when it was killed. Here is only the thin layer of exports; what is stored, and how
+//! damage is survived, is plain Rust in [`shelf`], [`preferences`] and [`marks`]. Nothing here throws because of the storage.
 
+pub mod marks;
 pub mod preferences;
 pub mod shelf;
 
@@ -15,6 +16,7 @@ mod exports {
     use serde_wasm_bindgen::Serializer;
     use wasm_bindgen::prelude::*;
 
+    use super::marks::Marks;
     use super::shelf::{Shelf, Storage};
 
     #[wasm_bindgen(typescript_custom_section)]
@@ -33,8 +35,8 @@ export interface Preferences {
   temperature: number;
   systemPrompt: string;
 }
-/** The phase that was marked and not cleared, with the time of the mark (ms since 1970). */
-export interface Mark { phase: string; at: number }
+/** A value that was marked and not cleared, with the time of the mark (ms since 1970). */
+export interface Mark { id: string; at: number; value: unknown }
 "#;
 
     /// The browser's local storage; all operations fail where it is switched off, missing or full.
@@ -57,6 +59,14 @@ export interface Mark { phase: string; at: number }
 
         fn remove(&self, key: &str) -> bool {
             self.is_open() && LocalStorage::raw().remove_item(key).is_ok()
+        }
+
+        fn keys(&self) -> Vec<String> {
+            if !self.is_open() {
+                return Vec::new();
+            }
+            let storage = LocalStorage::raw();
+            (0..storage.length().unwrap_or(0)).filter_map(|i| storage.key(i).ok().flatten()).collect()
         }
     }
 
@@ -107,21 +117,22 @@ export interface Mark { phase: string; at: number }
         with_shelf(|shelf| shelf.is_saved())
     }
 
-    /// Marks the begin of a phase that the tab may not survive, such as "load".
+    /// Sets the mark of an id (letters, digits, hyphens). `false` when it is not stored, for whatever reason.
     #[wasm_bindgen]
-    pub fn mark_phase(phase: &str) {
-        with_shelf(|shelf| shelf.mark(phase, js_sys::Date::now()));
+    pub fn set_mark(id: &str, #[wasm_bindgen(unchecked_param_type = "unknown")] value: JsValue) -> bool {
+        let value = serde_wasm_bindgen::from_value::<Value>(value);
+        value.is_ok_and(|value| Marks::new(Local).set(id, value, js_sys::Date::now()))
     }
 
-    /// Takes the mark away: the phase was survived.
-    #[wasm_bindgen]
-    pub fn clear_phase() {
-        with_shelf(|shelf| shelf.clear_mark());
+    /// The marks of all tabs, living and dead; those older than a week are dropped.
+    #[wasm_bindgen(unchecked_return_type = "Mark[]")]
+    pub fn marks() -> std::result::Result<JsValue, JsError> {
+        to_js(&Marks::new(Local).all(js_sys::Date::now()))
     }
 
-    /// The mark that is set; at the start of a page it is that of a tab that did not survive its phase.
-    #[wasm_bindgen(unchecked_return_type = "Mark | null")]
-    pub fn last_phase() -> std::result::Result<JsValue, JsError> {
-        to_js(&with_shelf(|shelf| shelf.last_mark()))
+    /// Takes a mark away, if it is there.
+    #[wasm_bindgen]
+    pub fn clear_mark(id: &str) {
+        Marks::new(Local).clear(id);
     }
 }

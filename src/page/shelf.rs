@@ -3,17 +3,13 @@
 
 use std::collections::HashMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::preferences::Preferences;
 use crate::error::Result;
 
 const PREFERENCES: &str = "qandle.preferences";
-const MARK: &str = "qandle.mark";
-
-/// Characters of a phase's name that are kept.
-const PHASE_CHARS: usize = 64;
 
 /// Text by key, as local storage has it. Every operation may fail and says so.
 pub trait Storage {
@@ -25,18 +21,11 @@ pub trait Storage {
     fn write(&self, key: &str, text: &str) -> bool;
     /// Removes `key`; `false` when that was not possible.
     fn remove(&self, key: &str) -> bool;
+    /// All keys that there are, in no order.
+    fn keys(&self) -> Vec<String>;
 }
 
-/// A phase that began and has not ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Mark {
-    /// What was going on, such as "load".
-    pub phase: String,
-    /// When the mark was set, in ms since 1970.
-    pub at: f64,
-}
-
-/// Preferences and mark over a storage.
+/// The preferences over a storage.
 #[derive(Debug)]
 pub struct Shelf<S> {
     storage: S,
@@ -76,21 +65,6 @@ impl<S: Storage> Shelf<S> {
         self.kept.is_empty() && self.storage.is_open()
     }
 
-    /// Sets the crash mark; `now` in ms since 1970. Of the phase the first 64 characters are kept.
-    pub fn mark(&mut self, phase: &str, now: f64) {
-        self.write(MARK, &Mark { phase: phase.chars().take(PHASE_CHARS).collect(), at: now });
-    }
-
-    /// Takes the crash mark away.
-    pub fn clear_mark(&mut self) {
-        self.remove(MARK);
-    }
-
-    /// The crash mark, unless there is none or it is damaged.
-    pub fn last_mark(&self) -> Option<Mark> {
-        serde_json::from_str(&self.read(MARK)?).ok()
-    }
-
     fn read(&self, key: &'static str) -> Option<String> {
         match self.kept.get(key) {
             Some(kept) => kept.clone(),
@@ -117,20 +91,18 @@ impl<S: Storage> Shelf<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
+pub(super) mod fake {
+    use super::Storage;
     use std::cell::{Cell, RefCell};
+    use std::collections::HashMap;
     use std::rc::Rc;
-    #[cfg(target_arch = "wasm32")]
-    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     /// A storage that can be closed or full, and is shared as local storage is among tabs.
     #[derive(Clone, Default)]
-    struct Fake {
-        items: Rc<RefCell<HashMap<String, String>>>,
-        closed: Rc<Cell<bool>>,
-        full: Rc<Cell<bool>>,
+    pub struct Fake {
+        pub items: Rc<RefCell<HashMap<String, String>>>,
+        pub closed: Rc<Cell<bool>>,
+        pub full: Rc<Cell<bool>>,
     }
 
     impl Storage for Fake {
@@ -153,7 +125,20 @@ mod tests {
             }
             self.is_open()
         }
+        fn keys(&self) -> Vec<String> {
+            self.items.borrow().keys().filter(|_| self.is_open()).cloned().collect()
+        }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    use super::fake::Fake;
 
     fn theme(shelf: &Shelf<Fake>) -> &'static str {
         shelf.preferences().theme
@@ -183,11 +168,9 @@ mod tests {
         let mut shelf = Shelf::new(storage.clone());
         assert!(!shelf.is_saved());
         assert_eq!(shelf.set_preference("theme", &json!("dark")), Ok(()));
-        shelf.mark("load", 5.0);
-        assert_eq!((theme(&shelf), shelf.last_mark().map(|mark| mark.at)), ("dark", Some(5.0)));
-        shelf.clear_mark();
+        assert_eq!(theme(&shelf), "dark");
         shelf.reset_preferences();
-        assert_eq!((theme(&shelf), shelf.last_mark()), ("auto", None));
+        assert_eq!(theme(&shelf), "auto");
         assert!(!shelf.is_saved());
     }
 
@@ -209,32 +192,10 @@ mod tests {
     #[test]
     fn damaged_items_read_as_nothing_and_are_replaced() {
         let storage = Fake::default();
-        for key in [PREFERENCES, MARK] {
-            storage.items.borrow_mut().insert(key.to_string(), "{\"phase\":".to_string());
-        }
+        storage.items.borrow_mut().insert(PREFERENCES.to_string(), "{\"theme\":".to_string());
         let mut shelf = Shelf::new(storage.clone());
-        assert_eq!((shelf.preferences(), shelf.last_mark()), (Preferences::default(), None));
+        assert_eq!(shelf.preferences(), Preferences::default());
         assert_eq!(shelf.set_preference("theme", &json!("dark")), Ok(()));
-        shelf.mark("warmup", 1.0);
-        let next = Shelf::new(storage);
-        assert_eq!(
-            (theme(&next), next.last_mark().map(|mark| mark.phase)),
-            ("dark", Some("warmup".to_string()))
-        );
-    }
-
-    #[test]
-    fn a_mark_tells_the_next_visit_where_this_one_died() {
-        let storage = Fake::default();
-        let mut shelf = Shelf::new(storage.clone());
-        assert_eq!(shelf.last_mark(), None);
-        shelf.mark("download", 1.0);
-        shelf.mark("load", 1_700_000_000_000.0);
-        let died = Mark { phase: "load".to_string(), at: 1_700_000_000_000.0 };
-        assert_eq!(Shelf::new(storage.clone()).last_mark(), Some(died));
-        shelf.clear_mark();
-        assert_eq!(Shelf::new(storage.clone()).last_mark(), None);
-        shelf.mark(&"é".repeat(1000), 0.0);
-        assert_eq!(shelf.last_mark().map(|mark| mark.phase.chars().count()), Some(PHASE_CHARS));
+        assert_eq!(theme(&Shelf::new(storage)), "dark");
     }
 }
