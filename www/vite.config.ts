@@ -1,6 +1,7 @@
 // The page's build. The package itself needs nothing here; `format: "es"` lets each tier's glue be fetched alone.
 
 import { defineConfig, type Plugin } from "vite";
+import { VitePWA } from "vite-plugin-pwa";
 
 // Threads need shared memory, which browsers give to isolated pages only.
 const isolation = {
@@ -36,9 +37,38 @@ function contentSecurityPolicy(): Plugin {
   };
 }
 
+/** The service worker of sw/ with the list of the page's files, and the web manifest. The page registers it itself. */
+const offline = VitePWA({
+  strategies: "injectManifest",
+  srcDir: "sw",
+  filename: "sw.ts",
+  injectRegister: false,
+  includeManifestIcons: false,
+  injectManifest: {
+    rollupFormat: "iife",
+    globPatterns: ["**/*.{css,html,js,svg,wasm}"],
+    // Only the engine's builds are so large, and the service worker chooses among them.
+    maximumFileSizeToCacheInBytes: 16 << 20,
+  },
+  manifest: {
+    name: "Qandle",
+    short_name: "Qandle",
+    description: "Language models on your own processor, inside this browser.",
+    display: "standalone",
+    theme_color: "#3b5bdb",
+    background_color: "#f7f7f5",
+    icons: [
+      { src: "icon.svg", sizes: "any", type: "image/svg+xml" },
+      { src: "icon-192.png", sizes: "192x192", type: "image/png" },
+      { src: "icon-512.png", sizes: "512x512", type: "image/png" },
+      { src: "icon-maskable-512.png", sizes: "512x512", type: "image/png", purpose: "maskable" },
+    ],
+  },
+});
+
 export default defineConfig({
   base: "./",
-  plugins: [contentSecurityPolicy()],
+  plugins: [contentSecurityPolicy(), offline],
   build: { target: "esnext", assetsInlineLimit: 0, modulePreload: { polyfill: false } },
   worker: { format: "es" },
   server: { headers: isolation, fs: { allow: [".."] } },

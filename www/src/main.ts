@@ -2,14 +2,19 @@
 // controllers of what runs. Views are in start.ts, messages.ts and settings.ts.
 
 import { type Engine, load, type Notice } from "qandle";
+import { tabKills } from "qandle/page";
 import { Conversation, type TurnEnd } from "./conversation.js";
 import { byId, make } from "./dom.js";
 import { isAbort, isDeath } from "./explain.js";
 import { bytes, rate } from "./format.js";
 import { addAnswer, addError, addUser, clearMessages } from "./messages.js";
-import { openStore, readChoices } from "./preferences.js";
+import { keepBuilds, keepPage } from "./offline.js";
+import { DEFAULT_CONTEXT, openStore, readChoices } from "./preferences.js";
 import { bindSettings } from "./settings.js";
 import { bindStart, type Choice, showChooser, showLoading, showProgress } from "./start.js";
+
+/** Kills of this tab in a row after which a model is loaded only when somebody asks for it. */
+const MAX_KILLS = 3;
 
 type State = "idle" | "loading" | "ready" | "answering" | "error";
 
@@ -24,26 +29,32 @@ let conversation: Conversation | null = null;
 let running: AbortController | null = null;
 
 bindSettings(choices, store);
-bindStart(choices.model, start);
+const readChoice = bindStart(choices.model, start);
 bindPage();
-tellLastCrash();
 setState("idle");
-if (query.has("autoload")) byId("load-form", HTMLFormElement).requestSubmit();
+void keepPage(showUpdate);
+if (query.has("autoload")) loadByItself();
 
-/** Loads a model; the page is idle again when that is cancelled. */
-async function start({ find, keep }: Choice): Promise<void> {
+function loadByItself(): void {
+  const choice = readChoice();
+  if (choice !== null) void start(choice, { isAsked: false });
+}
+
+/** Loads a model; the page is idle again when that is cancelled, or when it has to be asked for first. */
+async function start({ find, keep }: Choice, { isAsked = true } = {}): Promise<void> {
   if (running !== null) return;
   running = new AbortController();
   setState("loading");
   setStatus("Loading the model.");
   byId("notices", HTMLElement).replaceChildren();
   showLoading();
-  store.markPhase("load");
   const { contextLength, tier, threads } = choices;
   try {
-    engine = await load(await find(running.signal), {
+    const source = await find(running.signal);
+    if (!isAsked && (await tabKills(source)).inARow >= MAX_KILLS) return askFirst();
+    engine = await load(source, {
       signal: running.signal,
-      contextLength,
+      contextLength: contextLength === DEFAULT_CONTEXT ? undefined : contextLength,
       tier,
       threads,
       onProgress: showProgress,
@@ -51,6 +62,7 @@ async function start({ find, keep }: Choice): Promise<void> {
     });
     // A source that failed is not offered again after a reload.
     if (keep !== null) store.setPreference("model", keep);
+    if (tier !== "auto") void keepBuilds(tier);
     showEngine(engine);
     newChat();
   } catch (error) {
@@ -65,8 +77,17 @@ async function start({ find, keep }: Choice): Promise<void> {
     }
   } finally {
     running = null;
-    store.clearPhase();
   }
+}
+
+/** What would end the tab again and again is not begun without a person. */
+function askFirst(): void {
+  showChooser();
+  setState("idle");
+  setStatus("Press Load to try this model again.");
+  showNotice({
+    message: `The browser ended this page ${MAX_KILLS} times in a row while this model loaded or answered, so it is not loaded by itself. Press Load to try it with the least memory, or choose a smaller model.`,
+  });
 }
 
 /** Sends what is in the prompt and streams the answer. */
@@ -179,8 +200,6 @@ function bindPage(): void {
     leave();
     setStatus("Choose a model and load it.");
   });
-  // A tab that is closed says so; one that is killed cannot, and leaves its mark.
-  addEventListener("pagehide", () => store.clearPhase());
 }
 
 function setState(state: State): void {
@@ -239,13 +258,10 @@ function showNotice({ message }: Pick<Notice, "message">): void {
   byId("notices", HTMLElement).append(make("li", { text: message }));
 }
 
-function tellLastCrash(): void {
-  if (store.lastPhase() === null) return;
-  store.clearPhase();
-  showNotice({
-    message:
-      "The browser ended this tab while a model was loading, perhaps for lack of memory. A shorter context, one thread or a smaller model needs less.",
-  });
+/** One quiet line: the page goes on as it is until somebody presses the button. */
+function showUpdate(reload: () => void): void {
+  byId("update", HTMLElement).hidden = false;
+  byId("reload", HTMLButtonElement).onclick = reload;
 }
 
 /** What stands below an answer: why it ended if not by itself, and how fast it was. */

@@ -1,7 +1,12 @@
 // The models that the page offers, with what a download costs, and from where each is loaded: from this page's own
-// server if that has the file, else from a hub. Nothing of a model is fetched here, but for asking whether it is there.
+// server if that has the file, else from where an earlier visit took it, else from a hub. Nothing of a model is fetched here,
+// but for asking whether it is there.
 
+import { models } from "qandle";
 import { Refusal } from "./explain.js";
+
+/** How long a server may take to say whether it has a file, ms. One that is out of reach may never answer. */
+const ANSWER_MS = 5000;
 
 /** One line of the chooser. */
 export interface Offer {
@@ -62,8 +67,10 @@ export function offerOf(source: string | undefined): string {
 export async function locate({ name, local, hub }: Offer, signal: AbortSignal): Promise<string> {
   if (local === null) throw new Error(`"${name}" has no source of its own`);
   const found = await isServed(local.path, signal);
-  if (hub !== null) return found === true ? local.path : hub;
-  if (found !== false) return local.path;
+  if (found === true || (found === null && hub === null)) return local.path;
+  // What is kept on this device needs no server.
+  if (await isKept(local.path)) return local.path;
+  if (hub !== null) return hub;
   throw new Refusal(
     `This server does not have the file of ${name} (${local.path}).`,
     `Where the server runs, ./build.sh model ${local.key} fetches it. Then load again, or choose another model.`,
@@ -74,7 +81,8 @@ export async function locate({ name, local, hub }: Offer, signal: AbortSignal): 
 async function isServed(path: string, signal: AbortSignal): Promise<boolean | null> {
   let reply: Response;
   try {
-    reply = await fetch(path, { method: "HEAD", cache: "no-cache", signal });
+    const limited = AbortSignal.any([signal, AbortSignal.timeout(ANSWER_MS)]);
+    reply = await fetch(path, { method: "HEAD", cache: "no-cache", signal: limited });
   } catch (error) {
     if (signal.aborted) throw error;
     return null;
@@ -83,6 +91,16 @@ async function isServed(path: string, signal: AbortSignal): Promise<boolean | nu
   const isPage = (reply.headers.get("content-type") ?? "").startsWith("text/html");
   if (reply.status === 404 || reply.status === 410 || (reply.ok && isPage)) return false;
   return reply.ok ? true : null;
+}
+
+/** Whether all of a model is kept in this browser; false where the engine cannot be asked. */
+async function isKept(source: string): Promise<boolean> {
+  try {
+    return await models.has(source);
+  } catch (error) {
+    console.warn("the store could not be asked:", error);
+    return false;
+  }
 }
 
 /** The address if it can be one: a URL, a path on this server, a hub's form or a relative *.gguf; else throws a `Refusal`. */

@@ -15,14 +15,13 @@ export interface Choices {
 
 // The page module's own, for where it cannot start.
 const DEFAULT_TEMPERATURE = 0.6;
+/** Tokens; chosen by nobody, so that `load` may take less where that much has ended the tab. */
+export const DEFAULT_CONTEXT = 4096;
 
 const nothingKept: PageStore = {
   preferences: () => ({}),
   setPreference: () => {},
   resetPreferences: () => {},
-  markPhase: () => {},
-  clearPhase: () => {},
-  lastPhase: () => null,
 };
 
 /** The store, or one that keeps nothing where the page module cannot start: the chat works without it. */
@@ -47,7 +46,7 @@ export function readChoices(kept: Preferences, query: URLSearchParams): Choices 
     tier: tier === "simd128" || tier === "relaxed" ? tier : "auto",
     threads: Number.isInteger(threads) && threads >= 1 ? threads : "auto",
     theme: theme === "light" || theme === "dark" ? theme : "auto",
-    contextLength: Number.isInteger(context) && context >= 1 ? context : 4096,
+    contextLength: Number.isInteger(context) && context >= 1 ? context : DEFAULT_CONTEXT,
     temperature: temperature >= 0 && temperature <= 2 ? temperature : DEFAULT_TEMPERATURE,
     systemPrompt: kept.systemPrompt ?? "",
   };

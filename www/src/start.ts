@@ -22,8 +22,8 @@ export interface Choice {
   keep: string | null;
 }
 
-/** Shows the chooser; `onLoad` is called with each choice. */
-export function bindStart(kept: string | undefined, onLoad: (choice: Choice) => void): void {
+/** Shows the chooser; `onLoad` is called with each choice. Hands back what reads the choice as it stands. */
+export function bindStart(kept: string | undefined, onLoad: (choice: Choice) => void): () => Choice | null {
   const list = byId("models", HTMLFieldSetElement);
   const chosen = offerOf(kept);
   for (const offer of OFFERS) {
@@ -53,11 +53,13 @@ export function bindStart(kept: string | undefined, onLoad: (choice: Choice) => 
   };
   list.addEventListener("change", update);
   update();
+  const read = () => readChoice(url, file);
   byId("load-form", HTMLFormElement).addEventListener("submit", (event) => {
     event.preventDefault();
-    const choice = readChoice(url, file);
+    const choice = read();
     if (choice !== null) onLoad(choice);
   });
+  return read;
 }
 
 function selected(): string {
