@@ -92,6 +92,34 @@ impl Engine {
         Ok(Self { model, text, plan, name, context_length, sessions, window, requests: 0, slice })
     }
 
+    /// The weights.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What was loaded.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Tokenizer and template.
+    pub fn text_side(&self) -> &TextSide {
+        &self.text
+    }
+
+    /// Gives most of the weights' memory back, before other ones are read.
+    pub fn drop_weights(&mut self) {
+        self.model.layers.clear();
+        self.sessions.clear();
+    }
+
+    /// Goes on with the same model, read anew.
+    pub fn replace_model(&mut self, mut model: Model) {
+        model.kv = self.model.kv;
+        self.model = model;
+        self.sessions.clear();
+    }
+
     /// Bytes of weights, and of the KV cache and the rotary table at the full context.
     ///
     /// # Errors
@@ -104,12 +132,12 @@ impl Engine {
 
     /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
     pub fn info(&self) -> Value {
-        let quantization = self.text.file_type.and_then(file_type_name).unwrap_or(self.plan.quantization);
+        let quantization = self.text.file_type_name().unwrap_or(self.plan.quantization);
         json!({
             "model": {
                 "name": self.name,
                 "architecture": "qwen2",
-                "parameters": self.model.parameters(),
+                "parameters": self.plan.parameters(),
                 "quantization": quantization,
                 "contextLength": self.plan.config.max_position_embeddings,
                 "vocabSize": self.plan.config.vocab_size,
@@ -454,29 +482,4 @@ fn text_bytes(value: &Value) -> usize {
 /// ms since the epoch.
 pub fn now_ms() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64() * 1e3)
-}
-
-/// The usual name of GGUF's `general.file_type`.
-fn file_type_name(file_type: u64) -> Option<&'static str> {
-    Some(match file_type {
-        0 => "F32",
-        1 => "F16",
-        2 => "Q4_0",
-        3 => "Q4_1",
-        7 => "Q8_0",
-        8 => "Q5_0",
-        9 => "Q5_1",
-        10 => "Q2_K",
-        11 => "Q3_K_S",
-        12 => "Q3_K_M",
-        13 => "Q3_K_L",
-        14 => "Q4_K_S",
-        15 => "Q4_K_M",
-        16 => "Q5_K_S",
-        17 => "Q5_K_M",
-        18 => "Q6_K",
-        25 => "IQ4_NL",
-        32 => "BF16",
-        _ => return None,
-    })
 }

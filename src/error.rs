@@ -63,6 +63,10 @@ macro_rules! kinds {
             pub fn code(&self) -> &'static str {
                 match self { $(Error::$variant(_) => $code),* }
             }
+            /// An error of the same code.
+            fn with_message(&self, message: String) -> Self {
+                match self { $(Error::$variant(_) => Error::$variant(message)),* }
+            }
             $(
                 #[doc = concat!("An error with code `", $code, "`.")]
                 pub fn $make(message: impl Into<String>) -> Self {
@@ -91,7 +95,34 @@ kinds! {
     Closed closed "closed",
 }
 
+/// Characters of a JSON parser's message that are shown: it may quote the whole text it stumbled over.
+const SHOWN: usize = 200;
+
 impl Error {
+    /// `bad_model` for a file of a model that is no JSON, or not the JSON that was expected.
+    pub fn bad_json(file: &str, error: &serde_json::Error) -> Self {
+        let shown: String = error.to_string().chars().take(SHOWN).collect();
+        Error::bad_model(format!("{file} cannot be read: {shown}"))
+    }
+
+    /// Whether it is a file's bytes that are wrong, and not the way to them.
+    pub fn is_of_bytes(&self) -> bool {
+        matches!(
+            self,
+            Error::NotAModel(_)
+                | Error::BadModel(_)
+                | Error::UnsupportedModel(_)
+                | Error::UnsupportedQuantization(_)
+                | Error::Integrity(_)
+        )
+    }
+
+    /// The same error with another message.
+    pub fn map_message(self, make: impl FnOnce(String) -> String) -> Self {
+        let message = make(self.message());
+        self.with_message(message)
+    }
+
     /// The message without the code's name before it.
     pub fn message(&self) -> String {
         let whole = self.to_string();

@@ -1,6 +1,6 @@
 //! Qandle: Qwen2-family language models on the visitor's own CPU, inside the browser.
 //!
-//! Bytes become weights ([`gguf`], [`weights`]), weights a model ([`model`]), a model with a [`kv_cache`] a generation
+//! Bytes become weights ([`gguf`], [`safetensors`], [`weights`]), weights a model ([`model`]), a model with a [`kv_cache`] a generation
 //! ([`generation`]), and [`worker`] carries it over messages to the page. A module uses only what stands before it here,
 //! but for the attention kernel, which reads the pages of [`kv_cache`].
 //! Only `worker`, `store` and `page` know that JavaScript exists; all the rest builds and is tested natively.
@@ -14,7 +14,13 @@ pub mod metrics;
 pub mod kernels;
 
 #[cfg(feature = "engine")]
+pub mod table_mark;
+
+#[cfg(feature = "engine")]
 pub mod gguf;
+
+#[cfg(feature = "engine")]
+pub mod safetensors;
 
 #[cfg(feature = "engine")]
 pub mod kv_cache;
@@ -52,7 +58,10 @@ pub mod openai;
 #[cfg(feature = "engine")]
 pub mod engine;
 
-#[cfg(all(feature = "engine", target_arch = "wasm32"))]
+#[cfg(feature = "engine")]
+pub mod image;
+
+#[cfg(feature = "engine")]
 pub mod store;
 
 #[cfg(all(feature = "engine", target_arch = "wasm32"))]

@@ -33,6 +33,11 @@ impl Linear {
         Self { name, parts, rows, bytes }
     }
 
+    /// Its matrices with their biases, in the order of their outputs.
+    pub fn parts(&self) -> &[(Arc<PackedMatrix>, Option<Vec<f32>>)] {
+        &self.parts
+    }
+
     /// W · input(xs) + bias: (T, K) → (T, rows).
     fn forward(&self, xs: &Tensor, input: Input) -> candle_core::Result<Tensor> {
         xs.apply_op1_no_bwd(&Project { linear: self, input })

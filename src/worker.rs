@@ -4,7 +4,13 @@
 //! `{type:"request", id, method, params}` gets `{type:"event", id, event}`s and then exactly one
 //! `{type:"done", id, result}` or `{type:"error", id, error}`; `{type:"cancel", id}` ends it early.
 
+mod background;
+mod beginning;
+mod files;
 mod load;
+mod models;
+mod progress;
+mod reading;
 mod wire;
 
 use crate::engine::{now_ms, Engine, Job, LogitsJob, Outcome};
@@ -13,7 +19,7 @@ use crate::openai::{token_ids, Body};
 use js_sys::{Float32Array, Function, Reflect, Uint32Array};
 use serde_json::{json, Value};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
@@ -37,6 +43,12 @@ struct Inner {
     running: RefCell<Option<Running>>,
     busy: Cell<bool>,
     events: EventLoop,
+    /// What ends the requests that run beside the queue.
+    asides: RefCell<HashMap<u32, AbortController>>,
+    /// Source and generation whose chunks were mended after it was loaded: the weights in memory are not to be trusted.
+    stale: RefCell<Option<(String, String)>>,
+    /// Numbers for the error that the load under way ends in.
+    detail: RefCell<Option<Value>>,
 }
 
 enum State {
@@ -76,6 +88,9 @@ impl QandleWorker {
             running: RefCell::new(None),
             busy: Cell::new(false),
             events: EventLoop::new()?,
+            asides: RefCell::new(HashMap::new()),
+            stale: RefCell::new(None),
+            detail: RefCell::new(None),
         })))
     }
 
@@ -103,10 +118,9 @@ impl Inner {
         match request.method.as_str() {
             "load" | "chat" | "completion" | "logits" => {
                 self.queue.borrow_mut().push_back(Queued { request, arrived: Instant::now() });
-                if !self.busy.replace(true) {
-                    spawn_local(self.clone().drive());
-                }
+                self.go_on();
             }
+            method if method.starts_with("models.") => self.answer_about_models(request),
             _ => {
                 let result = self.answer(&request);
                 self.settle(request.id, result);
@@ -114,10 +128,21 @@ impl Inner {
         }
     }
 
+    /// Works on the queue, if nobody does.
+    fn go_on(self: &Rc<Self>) {
+        if !self.busy.replace(true) {
+            spawn_local(self.clone().drive());
+        }
+    }
+
     fn cancel(&self, id: u32) {
         if let Some(running) = self.running.borrow().as_ref().filter(|r| r.id == id) {
             running.cancelled.set(true);
             running.abort.abort();
+            return;
+        }
+        if let Some(abort) = self.asides.borrow().get(&id) {
+            abort.abort();
             return;
         }
         let waiting = self.queue.borrow().iter().position(|q| q.request.id == id);
@@ -129,6 +154,10 @@ impl Inner {
 
     async fn drive(self: Rc<Self>) {
         loop {
+            let stale = self.stale.borrow_mut().take();
+            if let Some((source, generation)) = stale {
+                self.reload(&source, &generation).await;
+            }
             let Some(Queued { request, arrived }) = self.queue.borrow_mut().pop_front() else { break };
             let result = self.run(&request, arrived).await;
             self.running.borrow_mut().take();
@@ -137,7 +166,7 @@ impl Inner {
         self.busy.set(false);
     }
 
-    async fn run(&self, request: &Request, arrived: Instant) -> Result<JsValue> {
+    async fn run(self: &Rc<Self>, request: &Request, arrived: Instant) -> Result<JsValue> {
         let cancelled = Rc::new(Cell::new(false));
         let abort = AbortController::new().map_err(|_| Error::network("AbortController is missing"))?;
         *self.running.borrow_mut() =
@@ -156,6 +185,7 @@ impl Inner {
             if let Some(running) = self.running.borrow().as_ref() {
                 running.abort.abort();
             }
+            self.asides.borrow().values().for_each(AbortController::abort);
             return Ok(JsValue::NULL);
         }
         let params = request.json()?;
@@ -300,7 +330,11 @@ impl Inner {
         match result {
             Ok(value) => self.send(json!({ "type": "done", "id": id, "memory": memory }), "result", value),
             Err(error) => {
-                let error = json!({ "code": error.code(), "message": error.message() });
+                let mut error = json!({ "code": error.code(), "message": error.message() });
+                if let Some(detail) = self.detail.borrow_mut().take().filter(|_| error["code"] == "too_large")
+                {
+                    error["detail"] = detail;
+                }
                 self.send(
                     json!({ "type": "error", "id": id, "memory": memory }),
                     "error",

@@ -20,6 +20,10 @@ export interface ClientHooks {
   /** Bytes in use, with any message that carries them. */
   onMemory?(memory: EngineInfo["memory"]): void;
   onNotice?(notice: Notice): void;
+  /** A request is under way. */
+  onBegin?(method: Method): void;
+  /** It is no longer, whatever became of it; `answered`: the worker has done it. */
+  onEnd?(method: Method, answered: boolean): void;
   /** The worker speaks of itself. */
   onState?(state: WorkerState): void;
 }
@@ -61,23 +65,23 @@ export class Client {
     return new Promise((resolve, reject) => {
       if (!this.#open(signal, reject)) return;
       const id = this.#nextId++;
-      const settle = () => {
-        this.#pending.delete(id);
+      const settle = (answered: boolean) => {
         signal?.removeEventListener("abort", onAbort);
+        this.#finish(id, method, answered);
       };
       const onAbort = () => {
-        settle();
+        settle(false);
         this.#cancel(id);
         reject(abortError());
       };
-      this.#pending.set(id, {
+      this.#begin(id, method, {
         event: (event) => onEvent?.(event),
         done: (result) => {
-          settle();
+          settle(true);
           resolve(result as Result<M>);
         },
         error: (error) => {
-          settle();
+          settle(false);
           reject(error);
         },
       });
@@ -99,9 +103,10 @@ export class Client {
       if (!this.#open(signal, reject)) return;
       const id = this.#nextId++;
       let started = false;
+      let answered = false;
       const release = () => {
-        this.#pending.delete(id);
         signal?.removeEventListener("abort", onAbort);
+        this.#finish(id, method, answered);
       };
       const stream = new ChunkStream<Chunk[M]>({ cancel: () => this.#cancel(id), release });
       const onAbort = () => {
@@ -114,13 +119,14 @@ export class Client {
         started = true;
         resolve(stream);
       };
-      this.#pending.set(id, {
+      this.#begin(id, method, {
         event: (event) => {
           if (event.type !== "chunk") return;
           start();
           stream.push(event.chunk as Chunk[M]);
         },
         done: () => {
+          answered = true;
           start();
           stream.end();
         },
@@ -139,9 +145,7 @@ export class Client {
   end(error: QandleError): void {
     if (this.#ended !== null) return;
     this.#ended = error;
-    const pending = [...this.#pending.values()];
-    this.#pending.clear();
-    for (const entry of pending) entry.error(error);
+    for (const entry of [...this.#pending.values()]) entry.error(error);
   }
 
   /** As {@link end}, then asks the worker to close and waits for its answer, at most `graceMs`. */
@@ -169,6 +173,15 @@ export class Client {
     return false;
   }
 
+  #begin(id: number, method: Method, entry: Pending): void {
+    this.#pending.set(id, entry);
+    this.#hooks.onBegin?.(method);
+  }
+
+  #finish(id: number, method: Method, answered: boolean): void {
+    if (this.#pending.delete(id)) this.#hooks.onEnd?.(method, answered);
+  }
+
   #post<M extends Method>(id: number, method: M, params: Params<M>): void {
     try {
       this.#endpoint.postMessage({ type: "request", id, method, params });
@@ -192,6 +205,7 @@ export class Client {
         return this.#answer(data);
       case "locked":
       case "threads":
+      case "keeper":
       case "ready":
       case "fatal":
         return this.#hooks.onState?.(data);

@@ -2,5 +2,5 @@
 
 export { QandleError, type QandleErrorOptions } from "./errors.js";
 export { load } from "./load.js";
+export { models } from "./models.js";
 export type * from "./types.js";
-export { models } from "./unavailable.js";

@@ -1,6 +1,12 @@
 // Web Locks as a sign of life: a worker or thread takes a lock for ever, and who asks for it after that gets it when the
 // holder is gone, however it ended.
 
+/** A name that nobody else has. */
+export function randomName(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 /** Takes the lock and never lets go; resolves once it is held, or at once where there are no locks. */
 export function holdLock(locks: Pick<LockManager, "request"> | undefined, name: string): Promise<void> {
   if (locks === undefined) return Promise.resolve();

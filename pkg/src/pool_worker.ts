@@ -1,9 +1,10 @@
-// Entry of one thread of the pool: shares the engine's module and memory, and works until it is terminated. While it
+// Entry of one thread of the pool, or of the worker that stores downloads. A thread shares the engine's module and memory, and works until it is terminated. While it
 // works the engine's own thread may be waiting for it, so a trap is told to the page directly.
 
 import { messageOf } from "./errors.js";
+import { serveKeeper } from "./keeper.js";
 import { holdLock } from "./lock.js";
-import type { ThreadInit, ThreadReply, ThreadShare } from "./protocol.js";
+import type { KeeperInit, ThreadInit, ThreadReply, ThreadShare } from "./protocol.js";
 import type { Tier } from "./types.js";
 
 /** What a threaded build exports to a pool thread. */
@@ -47,7 +48,8 @@ function reply(message: ThreadReply): void {
 
 globalThis.addEventListener(
   "message",
-  ({ data: init }: MessageEvent<ThreadInit>) => {
+  ({ data: init }: MessageEvent<ThreadInit | KeeperInit>) => {
+    if ("keeper" in init) return serveKeeper(init.keeper, () => globalThis.close());
     const { port } = init;
     port.onmessageerror = () => reply({ type: "failed", message: "the engine's memory did not arrive" });
     port.onmessage = ({ data: share }: MessageEvent<ThreadShare>) => void run(init, share);

@@ -12,17 +12,36 @@ import type {
   Completion,
   CompletionRequest,
   EngineInfo,
+  Estimate,
   LoadOptions,
   Metrics,
   Notice,
   Profile,
   Progress,
   SessionInfo,
+  StoredModel,
   Tier,
 } from "./types.js";
 
-/** A source that the worker can open: exactly one of a URL and a blob. */
-export type WireSource = { url: string; sha256?: string } | { blob: Blob; sha256?: string };
+/**
+ * A file that the worker can open: exactly one of a URL and a blob. `key` is what a file is kept under where several URLs
+ * lead to it, as a hub's mirrors do: "hf:owner/repo/path@revision". Absent: its URL.
+ */
+export type WireFile = { url: string; key?: string } | { blob: Blob };
+
+/** Safetensors, and the files that stand beside them. What is optional may be missing on its server. */
+export interface WireRepository {
+  files: WireFile[];
+  config: WireFile;
+  tokenizer: WireFile;
+  tokenizerConfig?: WireFile;
+  chatTemplate?: WireFile;
+  generationConfig?: WireFile;
+  quantize?: "none" | "q8_0" | "q4_0";
+}
+
+/** A model: one GGUF file, the shards of one in any order, or safetensors. */
+export type WireSource = (WireFile & { sha256?: string }) | { files: WireFile[] } | WireRepository;
 
 /** The load options that the worker reads; what was left out is absent. */
 export type WireLoadOptions = Pick<
@@ -63,6 +82,20 @@ export interface Methods {
   "sessions.clear": { params: NoParams; result: null };
   "responses.stats": { params: NoParams; result: CacheStats };
   "responses.clear": { params: NoParams; result: null };
+  "models.list": { params: NoParams; result: StoredModel[] };
+  "models.estimate": { params: { source: WireSource; contextLength?: number }; result: Estimate };
+  "models.has": { params: { source: WireFile }; result: boolean };
+  "models.verify": {
+    params: { source: WireFile };
+    result: { chunks: number; bad: number; repaired: number };
+  };
+  "models.import": { params: { file: WireFile; source: WireFile }; result: null };
+  "models.makeRoom": { params: { bytes: number }; result: string[] };
+  "models.delete": { params: { source: WireFile }; result: null };
+  "models.storage": {
+    params: NoParams;
+    result: { usedBytes: number; quotaBytes: number; persisted: boolean };
+  };
   close: { params: NoParams; result: null };
 }
 
@@ -87,6 +120,31 @@ export interface ThreadsWanted {
   type: "threads";
   ports: MessagePort[];
 }
+
+/** Worker → page while it downloads: a worker that hashes and stores is wanted, behind this port. */
+export interface KeeperWanted {
+  type: "keeper";
+  port: MessagePort;
+}
+
+/** Page → such a worker, once. */
+export interface KeeperInit {
+  keeper: MessagePort;
+}
+
+/** Worker → keeper: bytes for a key of a bucket of the Cache API. */
+export interface KeepRequest {
+  id: number;
+  bucket: string;
+  url: string;
+  bytes: ArrayBuffer;
+}
+
+/** Keeper → worker: the SHA-256 of what is stored, in hex, and the memory back; id 0: it listens. */
+export type KeepReply = { id: number; bytes?: ArrayBuffer } & (
+  | { hash: string }
+  | { error: { name: string; message: string } }
+);
 
 /**
  * Worker → thread, through its port: what they share. It does not pass through the page, whose garbage collector would
@@ -139,6 +197,7 @@ export type RequestReply =
 export type WorkerState =
   | { type: "locked" }
   | ThreadsWanted
+  | KeeperWanted
   | { type: "ready" }
   | { type: "fatal"; error: WireError };
 
@@ -175,4 +234,4 @@ export interface Glue {
 }
 
 /** How the engine speaks to the page. */
-export type GluePost = (message: RequestReply) => void;
+export type GluePost = (message: RequestReply | KeeperWanted) => void;

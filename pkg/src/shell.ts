@@ -3,7 +3,7 @@
 
 import { errorToWire, failure, messageOf } from "./errors.js";
 import { holdLock } from "./lock.js";
-import type { Glue, Init, RequestReply, WorkerState } from "./protocol.js";
+import type { Glue, Init, KeeperWanted, RequestReply, WorkerState } from "./protocol.js";
 import type { Tier } from "./types.js";
 
 /** The part of a worker's global scope that is used. */
@@ -56,8 +56,9 @@ export function runShell(scope: Scope, loadGlue: LoadGlue): void {
   }
 }
 
-/** Sends one message of the engine. An answer that there is no memory to send is told: the page must not wait for it. */
-function post(scope: Scope, message: RequestReply): void {
+/** Sends one message of the engine, with what must be moved. An answer that there is no memory to send is told: the page must not wait for it. */
+function post(scope: Scope, message: RequestReply | KeeperWanted): void {
+  if (message.type === "keeper") return scope.postMessage(message, [message.port]);
   try {
     scope.postMessage(message, message.type === "done" ? buffersOf(message.result) : []);
   } catch (thrown) {

@@ -4,11 +4,11 @@
 
 import { Client, type ClientHooks } from "./client.js";
 import { openDeathChannel } from "./death_channel.js";
+import { assetsFolder } from "./assets.js";
 import { abortError, errorFromWire, failure, messageOf, QandleError } from "./errors.js";
 import { isForeign, moduleWorker } from "./module_worker.js";
+import { randomName, watchLock } from "./lock.js";
 import type { Endpoint, Init, PoolMessage, ThreadsReady, WorkerState } from "./protocol.js";
-import { withSlash } from "./source.js";
-import { watchLock } from "./lock.js";
 import { startThreads, type ThreadLike, type Threads } from "./threads.js";
 import type { Tier } from "./types.js";
 
@@ -42,7 +42,7 @@ export interface SpawnHost {
 }
 
 /** Options of {@link startWorker}. */
-export interface SpawnOptions extends Pick<ClientHooks, "onMemory" | "onNotice"> {
+export interface SpawnOptions extends Omit<ClientHooks, "onState"> {
   tier: Tier;
   threads: number;
   assetsUrl?: string | URL;
@@ -67,7 +67,7 @@ export const browserHost: SpawnHost = {
 
 /** Starts a worker with one build of the engine; rejects when it cannot, or when the signal fires. */
 export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost): Promise<Link> {
-  const { tier, threads, assetsUrl, signal, onMemory, onNotice } = options;
+  const { tier, threads, assetsUrl, signal, ...hooks } = options;
   return new Promise((resolve, reject) => {
     if (signal?.aborted) return reject(abortError());
     const lockName = `qandle-${randomName()}`;
@@ -77,6 +77,7 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
     let closing: Promise<void> | undefined;
     let pool: Threads | undefined;
     let poolTimer: ReturnType<typeof setTimeout> | undefined;
+    const keepers: (ThreadLike | undefined)[] = [];
     let released = false;
 
     const release = () => {
@@ -86,6 +87,7 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
       signal?.removeEventListener("abort", onAbort);
       worker.terminate();
       pool?.terminate();
+      for (const keeper of keepers.splice(0)) keeper?.terminate();
       lockRequest.abort();
       channel?.close();
     };
@@ -128,6 +130,9 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
             () => worker.postMessage({ type: "threads" } satisfies ThreadsReady),
             (thrown: unknown) => died(messageOf(thrown)),
           );
+        case "keeper":
+          keepers.push(startKeeper(host, { port: state.port, assetsUrl }));
+          return;
         case "ready":
           clearTimeout(poolTimer);
           signal?.removeEventListener("abort", onAbort);
@@ -141,7 +146,7 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
           state satisfies never;
       }
     };
-    const client = new Client(worker, { onMemory, onNotice, onState });
+    const client = new Client(worker, { ...hooks, onState });
 
     signal?.addEventListener("abort", onAbort, { once: true });
     worker.addEventListener("error", (event) => {
@@ -160,6 +165,21 @@ export function startWorker(options: SpawnOptions, host: SpawnHost = browserHost
     }
     worker.postMessage({ type: "init", tier, threads, lockName } satisfies Init);
   });
+}
+
+/** Starts a worker that stores downloads. Where none can be made, nobody answers the port, and the engine does it itself. */
+function startKeeper(
+  host: SpawnHost,
+  { port, assetsUrl }: { port: MessagePort; assetsUrl: string | URL | undefined },
+): ThreadLike | undefined {
+  try {
+    const keeper = host.createThread(assetsUrl);
+    keeper.addEventListener("error", (event) => event.preventDefault?.());
+    keeper.postMessage({ keeper: port }, [port]);
+    return keeper;
+  } catch {
+    return undefined;
+  }
 }
 
 /** A worker, or why the browser refuses to make one. */
@@ -187,18 +207,6 @@ function createThread(assetsUrl: string | URL | undefined): ThreadLike {
 
 /** Where a script lies that is not beside this file on the page's own origin. Asked first: Firefox only fires an event. */
 function placeOf(name: string, assetsUrl: string | URL | undefined): URL | undefined {
-  if (assetsUrl === undefined) {
-    return isForeign(import.meta.url) ? new URL(import.meta.url.replace(/[^/]*$/, name)) : undefined;
-  }
-  try {
-    const folder = new URL(assetsUrl, globalThis.document?.baseURI ?? globalThis.location?.href);
-    return new URL(name, withSlash(folder.href));
-  } catch (cause) {
-    throw failure("invalid_request", `the option assetsUrl is not a URL: ${messageOf(cause)}`, { cause });
-  }
-}
-
-function randomName(): string {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  if (assetsUrl !== undefined) return new URL(name, assetsFolder(assetsUrl));
+  return isForeign(import.meta.url) ? new URL(import.meta.url.replace(/[^/]*$/, name)) : undefined;
 }

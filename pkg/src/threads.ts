@@ -2,12 +2,12 @@
 // module and memory, and says when all listen, or why one cannot or no longer does.
 
 import { failure, messageOf, type QandleError } from "./errors.js";
-import type { ThreadInit, ThreadReply, ThreadsWanted } from "./protocol.js";
+import type { KeeperInit, ThreadInit, ThreadReply, ThreadsWanted } from "./protocol.js";
 import type { Tier } from "./types.js";
 
 /** The part of a thread's `Worker` that is used. */
 export interface ThreadLike {
-  postMessage(message: ThreadInit, transfer: Transferable[]): void;
+  postMessage(message: ThreadInit | KeeperInit, transfer: Transferable[]): void;
   addEventListener(type: "message" | "messageerror", listener: (event: { data: unknown }) => void): void;
   addEventListener(
     type: "error",

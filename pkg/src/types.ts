@@ -28,6 +28,13 @@ export type ModelSource =
   | {
       config: ModelSource;
       tokenizer: ModelSource;
+      /**
+       * `tokenizer_config.json`, `chat_template.jinja` and `generation_config.json`. Left out, they are looked for beside a
+       * URL that ends in `tokenizer.json` or `config.json`, and may be missing there.
+       */
+      tokenizerConfig?: ModelSource;
+      chatTemplate?: ModelSource;
+      generationConfig?: ModelSource;
       weights: ModelSource | ModelSource[];
       /** How float weights are kept. Default `none`. */
       quantize?: "none" | "q8_0" | "q4_0";
@@ -48,7 +55,11 @@ export interface Progress {
   etaSeconds: number | null;
 }
 
-/** Something the user may want to know; nothing failed. */
+/**
+ * Something the user may want to know; nothing failed. `tab_was_killed`: the system or the browser ended an earlier tab while
+ * this source loaded or answered (`detail`: `phase`, `at`, `source`, `inARow`). `stepped_down`: fewer threads or a shorter
+ * context than usual are used (`detail`: `threads`, `contextLength`, `cause`).
+ */
 export interface Notice {
   code: "quota" | "no_storage" | "tab_was_killed" | "stepped_down" | "repaired" | "not_isolated";
   message: string;
@@ -79,11 +90,15 @@ export interface LoadOptions {
   onNotice?(n: Notice): void;
   /** Aborts the load in any phase; the promise rejects with an `AbortError`. */
   signal?: AbortSignal;
-  /** Tokens of context. Default 4096, or the model's own when that is less. */
+  /**
+   * Tokens of context. Default 4096, or the model's own when that is less; half of it, then a quarter, where more has ended
+   * the tab on earlier visits. A number that is given here is taken in any case.
+   */
   contextLength?: number;
   /**
    * Threads. `auto` (default): as many as decode fastest here, which the warm-up measures, of the cores and at most 8;
-   * one where the page is not isolated.
+   * one where the page is not isolated, or where more have ended the tab on an earlier visit. A number is taken in any
+   * case.
    */
   threads?: number | "auto";
   /** Instruction set. `auto` (default): relaxed SIMD where the browser has it. */
@@ -135,6 +150,12 @@ export interface EngineInfo {
     kvBytes: number;
     responseBytes: number;
     tokenizerBytes: number;
+  };
+  /** How the weights came: from where, and where the time went. */
+  load: {
+    source: Progress["source"];
+    /** Milliseconds by step: `start` is the worker with its wasm, `total` everything until `load` resolved. */
+    ms: Record<string, number>;
   };
 }
 
@@ -420,5 +441,15 @@ export interface Models {
   has(s: ModelSource): Promise<boolean>;
   verify(s: ModelSource): Promise<{ chunks: number; bad: number; repaired: number }>;
   delete(s: ModelSource): Promise<void>;
+  /**
+   * Keeps a GGUF file of the device as if it had been downloaded: loads of `as` (a URL, or a hub's `hf:` or `ms:` name) then
+   * find it.
+   */
+  import(file: Blob, as: string): Promise<void>;
+  /**
+   * Deletes models, least recently used first, until the site may store `bytes` more; nothing is ever deleted unasked.
+   * Resolves to the sources that went.
+   */
+  makeRoom(bytes: number): Promise<string[]>;
   storage(): Promise<{ usedBytes: number; quotaBytes: number; persisted: boolean }>;
 }

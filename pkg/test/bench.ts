@@ -37,10 +37,13 @@ export class Bench {
   readonly locks = new FakeLocks();
   readonly notices: Notice[] = [];
   platform = PLATFORM;
+  /** Where marks of a source are kept; nowhere unless a test says so. */
+  marks: LoadHost["marks"] = () => undefined;
 
   load(source: ModelSource = MODEL, options: LoadOptions = {}): Promise<Engine> {
     const host: LoadHost = {
       platform: () => this.platform,
+      marks: (source, assetsUrl) => this.marks(source, assetsUrl),
       locks: this.locks as Pick<LockManager, "request">,
       createWorker: () => {
         const worker = new FakeWorker();

@@ -50,5 +50,5 @@ test("an_error_made_by_hand_has_a_code", () => {
 
 test("load_outside_a_browser_refuses_and_does_not_throw_on_import", async () => {
   await assert.rejects(qandle.load("https://h/m.gguf"), { code: "unsupported_browser" });
-  await assert.rejects(qandle.models.list(), { code: "invalid_request" });
+  await assert.rejects(qandle.models.list(), { code: "unsupported_browser" });
 });

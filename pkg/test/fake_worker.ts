@@ -126,6 +126,7 @@ export const INFO: EngineInfo = {
   },
   runtime: { tier: "simd128", threads: 1, isolated: false, version: "0.1.0" },
   contextLength: 128,
+  load: { source: "network", ms: { total: 1 } },
   memory: { wasmBytes: 1, weightsBytes: 1, kvBytes: 1, responseBytes: 1, tokenizerBytes: 1 },
 };
 

@@ -74,7 +74,7 @@ test("what_is_wrong_is_told_before_a_worker_starts", () =>
       [MODEL, { mirrors: { hf: [] } }, "invalid_request"],
       ["hf:owner/repo", {}, "invalid_request"],
       [null as unknown as string, {}, "invalid_request"],
-      [[new Blob(), new Blob()], {}, "unsupported_model"],
+      [[new Blob(), "m.gguf"] as unknown as Blob[], {}, "invalid_request"],
     ];
     for (const [source, options, code] of wrong) {
       await assert.rejects(
@@ -135,6 +135,7 @@ test("a_browser_that_refuses_workers_or_channels_is_told_or_served", async () =>
   const host: LoadHost = {
     platform: () => PLATFORM,
     locks: undefined,
+    marks: () => undefined,
     createWorker: refuse,
     createThread: refuse,
   };

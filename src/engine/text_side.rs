@@ -1,11 +1,14 @@
 //! What a model file holds beside the weights: tokenizer, chat template, and what is derived of them once.
 
+use crate::config;
 use crate::error::{Error, Result};
-use crate::gguf::Metadata;
+use crate::gguf::{write_header, Metadata, Value};
 use crate::template::Template;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{TextFiles, Tokenizer};
 use crate::weights::Plan;
 use std::ops::Range;
+
+const TEMPLATE: &str = "tokenizer.chat_template";
 
 /// The parts that come out of a file beside the weights.
 pub struct TextSide {
@@ -15,14 +18,59 @@ pub struct TextSide {
     pub(super) longest_token: usize,
     pub(super) name: Option<String>,
     pub(super) file_type: Option<u64>,
+    /// The file's header less the tokenizer's arrays.
+    pub(super) header: Vec<u8>,
 }
 
 impl TextSide {
+    /// The model's own name.
+    pub fn model_name(&self) -> Option<String> {
+        self.name.clone()
+    }
+
     /// Builds tokenizer and template; the large arrays leave the metadata.
     pub fn from_gguf(metadata: &mut Metadata, plan: &Plan) -> Result<Self> {
-        let name = metadata.str("general.name").filter(|n| !n.trim().is_empty()).map(str::to_string);
-        let source = metadata.str("tokenizer.chat_template").map(str::to_string);
         let tokenizer = Tokenizer::from_gguf(metadata)?;
+        Self::new(metadata, plan, tokenizer)
+    }
+
+    /// As [`TextSide::from_gguf`], with a vocabulary that [`TextSide::stored_tokenizer`] gave earlier; an empty one is none.
+    pub fn restore(metadata: &Metadata, plan: &Plan, vocabulary: &[u8]) -> Result<Self> {
+        let tokenizer = if vocabulary.is_empty() { None } else { Some(Tokenizer::restore(vocabulary)?) };
+        Self::new(metadata, plan, tokenizer)
+    }
+
+    /// The usual name of the file's `general.file_type`.
+    pub(super) fn file_type_name(&self) -> Option<&'static str> {
+        self.file_type.and_then(file_type_name)
+    }
+
+    /// The header for [`TextSide::restore`].
+    pub fn stored_header(&self) -> &[u8] {
+        &self.header
+    }
+
+    /// The vocabulary for [`TextSide::restore`].
+    pub fn stored_tokenizer(&self) -> Vec<u8> {
+        self.tokenizer.as_ref().map(Tokenizer::store).unwrap_or_default()
+    }
+
+    /// Builds tokenizer and template from the files of a Hugging Face repository, which name no model.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_json`] and [`Template::new`].
+    pub fn from_files(files: &TextFiles, plan: &Plan) -> Result<Self> {
+        let tokenizer = Tokenizer::from_json(files, plan.config.vocab_size)?;
+        let mut metadata = config::to_gguf(&plan.config);
+        if let Some(source) = files.chat_template()? {
+            metadata.insert(TEMPLATE, Value::String(source));
+        }
+        Self::new(&metadata, plan, Some(tokenizer))
+    }
+
+    fn new(metadata: &Metadata, plan: &Plan, tokenizer: Option<Tokenizer>) -> Result<Self> {
+        let name = metadata.str("general.name").filter(|n| !n.trim().is_empty()).map(str::to_string);
+        let source = metadata.str(TEMPLATE).map(str::to_string);
         if let Some(tokenizer) = &tokenizer {
             if tokenizer.vocab_len() > plan.config.vocab_size {
                 return Err(Error::bad_model(format!(
@@ -45,6 +93,7 @@ impl TextSide {
             longest_token,
             name,
             file_type: metadata.u64("general.file_type"),
+            header: write_header(metadata, &plan.packed_tensors()),
         })
     }
 }
@@ -66,4 +115,29 @@ fn holes(tokenizer: &Tokenizer) -> Vec<Range<u32>> {
         }
     }
     ranges
+}
+
+/// The usual name of GGUF's `general.file_type`.
+fn file_type_name(file_type: u64) -> Option<&'static str> {
+    Some(match file_type {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K",
+        11 => "Q3_K_S",
+        12 => "Q3_K_M",
+        13 => "Q3_K_L",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        25 => "IQ4_NL",
+        32 => "BF16",
+        _ => return None,
+    })
 }

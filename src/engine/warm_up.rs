@@ -8,6 +8,9 @@ use crate::metrics::ms_since;
 use crate::model::{Advance, Want};
 use web_time::Instant;
 
+/// Layers that the warm-up runs: others have the same kernels, and a whole pass of a 0.5B takes 150 ms.
+const LAYERS: usize = 3;
+
 /// What each number of threads is timed on: this many layers of this many tokens.
 const TIMED_LAYERS: usize = 6;
 const TIMED_TOKENS: usize = 4;
@@ -18,14 +21,26 @@ const HARDLY_SLOWER: f64 = 1.03;
 impl Engine {
     /// Touches every kernel once, in prefill and in decode, and learns how long a slice may be here.
     pub fn warm_up(&mut self) -> Result<()> {
-        let mut cache = self.model.new_cache();
         let n = 8.min(self.context_length);
         let begun = Instant::now();
-        self.model.forward(&vec![0; n], &mut cache, Want::Nothing)?;
-        self.slice = slice_for(n, ms_since(begun) / self.model.layers.len().max(1) as f64);
-        cache.truncate(n - 1);
-        self.model.forward(&[0], &mut cache, Want::Last)?;
+        let ran = self.run_layers(&vec![0; n], LAYERS, Want::Nothing)?;
+        self.slice = slice_for(n, ms_since(begun) / ran.max(1) as f64);
+        self.run_layers(&[0], LAYERS, Want::Nothing)?;
         Ok(())
+    }
+
+    /// Runs at most so many layers on tokens that nothing is kept of; says how many.
+    fn run_layers(&self, tokens: &[u32], most: usize, want: Want) -> Result<usize> {
+        let mut cache = self.model.new_cache();
+        let mut pass = self.model.start(tokens, &mut cache, want)?;
+        let mut ran = 0;
+        while ran < most {
+            ran += 1;
+            if matches!(self.model.advance(&mut pass, &mut cache)?, Advance::Done(_)) {
+                break;
+            }
+        }
+        Ok(ran)
     }
 
     /// Times a token with each number of threads that there is, and from then on uses the largest that is hardly slower

@@ -1,55 +1,68 @@
-//! The `load` request: bytes from the network or a file, through the header and its plan, into packed weights.
+//! The `load` request: bytes from the store, the network or a file, through the header and its plan, into packed weights.
 
+use super::background::{self, Origin};
+use super::files::Files;
+use super::models;
+use super::progress::Report;
+use super::reading::Reading;
 use super::wire::{self, Request};
 use super::{Inner, State};
-use crate::engine::{Engine, Options, TextSide};
+use crate::engine::{now_ms, Engine, Options, TextSide};
 use crate::error::{Error, Result};
+use crate::image;
 use crate::kernels;
-use crate::store::source::{Body, Source};
-use crate::weights::{Loader, Plan};
-use js_sys::Uint8Array;
-use serde_json::{json, Value};
+use crate::model::Model;
+use crate::store::manifest::{self, Manifest};
+use crate::store::opfs::File;
+use crate::store::reader::{Hooks, Reader, AT_ONCE};
+use crate::store::remote::Miss;
+use crate::store::source::{Body, Place, Source};
+use crate::store::Store;
+use crate::weights::Plan;
+use serde_json::Value;
+use std::rc::Rc;
 use wasm_bindgen::JsValue;
 use web_sys::AbortController;
 use web_time::Instant;
 
-/// Bytes that cross into wasm at a time.
-const PIECE: usize = 256 << 10;
-/// Progress is told this often at most, ms.
-const REPORT_MS: f64 = 100.0;
 /// Time given to the kernels of each type before the weights come, ms.
 const WARM_UP_MS: f64 = 30.0;
-/// Bytes behind the last tensor that are read all the same, so that the usual request ends by itself.
-const TAIL: u64 = 1 << 20;
-/// Share of the whole bar that reading the weights has; the rest is set-up.
-const READ_SHARE: f64 = 0.97;
+/// As [`WARM_UP_MS`], on a visit that finds the model kept: the browser then keeps the compiled code of the one before too.
+/// Without any warm-up a first prompt of 64 tokens took 604 ms then, with one of 280 ms 524.
+const WARM_UP_AGAIN_MS: f64 = 4.0;
+/// Bytes of an image between two looks at the event loop.
+const YIELD: u64 = 32 << 20;
 
 impl Inner {
-    pub(super) async fn load(&self, request: &Request, abort: &AbortController) -> Result<JsValue> {
+    pub(super) async fn load(self: &Rc<Self>, request: &Request, abort: &AbortController) -> Result<JsValue> {
         match &*self.state.borrow() {
             State::Empty => {}
             State::Ready(_) => return Err(Error::invalid_request("a model is loaded already")),
             State::Closed => return Err(Error::closed("the engine was closed")),
         }
-        let source = Source::from_js(&request.param("source"))?;
+        let source = Files::from_js(&request.param("source"))?;
         let all = request.json()?;
         let options = match all.get("options") {
             None | Some(Value::Null) => Options::default(),
             Some(options) => serde_json::from_value(options.clone())
                 .map_err(|e| Error::invalid_request(format!("options: {e}")))?,
         };
-        refuse_unavailable(&all)?;
-        let mut report = Report::new(self, request.id, source.kind());
-        report.send("plan", 0, None, 0.0);
-        let mut body = source.open(abort).await?;
+        let report = Rc::new(Report::new(self.clone(), request.id, source.kind()));
         let warm_up = all["options"]["warmup"] != false;
-        let result = self.read(&mut body, &options, &mut report, abort, warm_up).await;
-        if result.is_err() {
-            body.cancel();
-        }
-        let (loader, text) = result?;
-        let (model, plan) = loader.finish()?;
+        let wanted = all["source"]["sha256"].as_str().map(str::to_string);
+        let image = all["options"]["fastImage"] != false;
+        let job = Job { inner: self, options: &options, report: &report, abort, warm_up, image, wanted };
+        let cache = all["options"]["cache"].as_str();
+        let (model, plan, text) = match &source {
+            Files::One(Source::Blob(blob)) => {
+                report.send("plan", 0, None, 0.0);
+                job.read_blob(Body::of_blob(blob)?).await?
+            }
+            Files::One(Source::Url(place)) => job.read_url(place, cache).await?,
+            several => job.read_files(several, cache).await?,
+        };
         report.send("load", plan.tensor_bytes, Some(plan.tensor_bytes), 0.98);
+        let begun = Instant::now();
         let mut engine = Engine::new(model, plan, text, &source.stem(), options)?;
         if warm_up {
             report.send("warmup", 0, None, 0.99);
@@ -62,8 +75,11 @@ impl Inner {
         if abort.signal().aborted() {
             return Err(Error::aborted("the load was cancelled"));
         }
+        report.spent("warmup", begun);
         report.send("warmup", 0, None, 1.0);
-        let info = wire::to_js(&self.info(&engine));
+        let mut info = self.info(&engine);
+        info["load"] = report.summary();
+        let info = wire::to_js(&info);
         let state = &mut *self.state.borrow_mut();
         if matches!(state, State::Closed) {
             return Err(Error::closed("the engine was closed"));
@@ -71,149 +87,266 @@ impl Inner {
         *state = State::Ready(Box::new(engine));
         Ok(info)
     }
+}
 
-    async fn read(
-        &self,
-        body: &mut Body,
-        options: &Options,
-        report: &mut Report<'_>,
-        abort: &AbortController,
-        warm_up: bool,
-    ) -> Result<(Loader, TextSide)> {
-        let mut loader = Loader::new(body.total);
-        let mut text = None;
-        let mut piece = vec![0; PIECE];
+/// What the ways of reading share.
+pub(super) struct Job<'a> {
+    pub(super) inner: &'a Rc<Inner>,
+    pub(super) options: &'a Options,
+    pub(super) report: &'a Rc<Report>,
+    pub(super) abort: &'a AbortController,
+    pub(super) warm_up: bool,
+    /// Whether an image of the packed weights is read and written.
+    pub(super) image: bool,
+    /// SHA-256 that the file must have.
+    pub(super) wanted: Option<String>,
+}
+
+/// What every way of reading comes to.
+pub(super) type Loaded = (Model, Plan, TextSide);
+
+impl Job<'_> {
+    async fn read_blob(&self, mut body: Body) -> Result<Loaded> {
+        let mut reading = Reading::of_file(self, body.total, self.wanted.is_some());
         while let Some(chunk) = body.next().await? {
-            let mut at = 0;
-            while at < chunk.length() {
-                let n = (chunk.length() - at).min(PIECE as u32);
-                Uint8Array::subarray(&chunk, at, at + n).copy_to(&mut piece[..n as usize]);
-                loader.push(&piece[..n as usize])?;
-                at += n;
-                if text.is_none() {
-                    text = text_side(&mut loader, options)?;
-                    if warm_up && text.is_some() {
-                        self.warm_kernels(&loader).await;
+            let taken = reading.take(&chunk).await;
+            self.report.bytes(reading.loader.position());
+            if taken.is_err() || reading.has_all() {
+                body.cancel();
+            }
+            taken?;
+            if reading.has_all() {
+                break;
+            }
+        }
+        if let Some(sha256) = reading.sha256() {
+            self.check_sha256(&sha256)?;
+        }
+        reading.end(body.total)
+    }
+
+    /// Reads a URL, from the store as far as that has it. A file that changed on the server, or in the store, is read again.
+    async fn read_url(&self, place: &Place, cache: Option<&str>) -> Result<Loaded> {
+        let (url, key) = (&place.url, &place.key);
+        let begun = Instant::now();
+        let store = self.open_store(cache).await;
+        self.report.spent("store", begun);
+        if let Some(loaded) = self.read_image(key, store.as_ref()).await? {
+            return Ok(loaded);
+        }
+        for again in [false, true] {
+            let mut reader = Reader::open(place, store.clone(), AT_ONCE, self.abort, self.hooks())
+                .await
+                .map_err(|e| at(url, e))?;
+            let cached = reader.is_cached();
+            self.report.set_source(if cached { "cache" } else { "network" });
+            self.report.send("plan", 0, None, 0.0);
+            let error: Error = match self.read_with(&mut reader).await {
+                Ok((loaded, sha256)) => {
+                    if reader.finish(sha256, now_ms()).await {
+                        let origin = if cached { Origin::Chunks } else { Origin::Network };
+                        self.inner.later(key, origin, self.image);
                     }
+                    return Ok(loaded);
                 }
-            }
-            if let Some(plan) = loader.plan() {
-                report.reading(loader.position().min(plan.end), plan);
-                if loader.is_complete() && loader.position() > plan.end + TAIL {
-                    body.cancel();
-                    break;
+                Err(miss @ Miss::Changed) => {
+                    reader.forget().await;
+                    if !again {
+                        continue;
+                    }
+                    miss.into()
                 }
+                Err(miss) => miss.into(),
+            };
+            reader.cancel();
+            let of_bytes = error.is_of_bytes();
+            if of_bytes {
+                // What the store gave may have been damaged there: then those chunks alone are asked for again.
+                if reader.mend().await > 0 && !again {
+                    continue;
+                }
+                reader.forget().await;
+            } else {
+                reader.finish(None, now_ms()).await;
             }
-            if abort.signal().aborted() {
-                return Err(Error::aborted("the load was cancelled"));
-            }
-            if matches!(&*self.state.borrow(), State::Closed) {
-                return Err(Error::closed("the engine was closed"));
-            }
+            let told = reader.told();
+            return Err(match (of_bytes, told.content_type) {
+                (true, Some(kind)) => at(&format!("{url}, sent as {kind}"), error),
+                _ => at(url, error),
+            });
         }
-        if let Some(total) =
-            body.announced.filter(|total| loader.position() < *total && !loader.is_complete())
-        {
-            return Err(Error::network(format!(
-                "the body ended after {} of {total} bytes",
-                loader.position()
-            )));
-        }
-        match text {
-            Some(text) => Ok((loader, text)),
-            // The header is not whole: finish says what is wrong.
-            None => loader.finish().and_then(|_| Err(Error::bad_model("the file ends in its header"))),
-        }
+        Err(Error::network(format!("{url} could not be read")))
     }
-}
 
-impl Inner {
+    async fn read_with(&self, reader: &mut Reader) -> std::result::Result<(Loaded, Option<String>), Miss> {
+        let wanted = self.wanted.clone().or(reader.told().sha256);
+        let known = reader.row().and_then(|row| row.sha256);
+        let hash = wanted.is_some() && known != wanted;
+        let mut reading = Reading::of_file(self, reader.told().bytes, hash);
+        let mut planned = false;
+        loop {
+            let begun = Instant::now();
+            let Some(chunk) = reader.next().await? else { break };
+            self.report.spent("wait", begun);
+            reading.take(&chunk).await?;
+            if let (false, Some(plan)) = (planned, reading.loader.plan().cloned()) {
+                planned = true;
+                self.report.set_total(plan.end);
+                reader.planned(plan.end, plan.packed_bytes, &reading.name()).await;
+            }
+            if reading.has_all() && !hash {
+                break;
+            }
+        }
+        let sha256 = reading.sha256();
+        if let (Some(found), Some(wanted)) = (&sha256, &wanted) {
+            if found != wanted {
+                let message = format!("the file's SHA-256 is {found}, but {wanted} was promised");
+                return Err(Error::integrity(message).into());
+            }
+        }
+        Ok((reading.end(reader.told().bytes)?, sha256))
+    }
+
+    /// The model out of its image, where there is a sound one.
+    async fn read_image(&self, key: &str, store: Option<&Store>) -> Result<Option<Loaded>> {
+        let (Some(store), true) = (store, self.image) else { return Ok(None) };
+        let Ok(Some(row)) = store.manifest(key).await else { return Ok(None) };
+        let version = row.image.as_ref().map(|image| image.version.as_str());
+        let promised = self.wanted.is_none() || self.wanted == row.sha256;
+        if !row.is_complete() || !promised || version != Some(&background::version()) {
+            return Ok(None);
+        }
+        self.report.set_source("image");
+        let loaded = match self.read_image_of(&row).await {
+            Ok(loaded) => loaded,
+            // These are the model's, whatever it is read from.
+            Err(
+                error
+                @ (Error::Aborted(_) | Error::Closed(_) | Error::TooLarge(_) | Error::InvalidRequest(_)),
+            ) => return Err(error),
+            Err(_) => {
+                // Whether or not that is kept: it is read from the chunks, and written anew.
+                let _ = store.modify(key, &row.generation, |row| row.image = None).await;
+                return Ok(None);
+            }
+        };
+        // Nothing depends on it.
+        let _ = store.modify(key, &row.generation, |row| row.used_at = now_ms()).await;
+        self.inner.later(key, Origin::Image, false);
+        Ok(Some(loaded))
+    }
+
+    async fn read_image_of(&self, row: &Manifest) -> Result<Loaded> {
+        let begun = Instant::now();
+        let mut file = File::read(&row.generation).await?;
+        self.report.spent("open", begun);
+        let begun = Instant::now();
+        let mut reader = image::Reader::open(&mut file)?;
+        self.check_plan(reader.plan())?;
+        self.report.spent("tokenizer", begun);
+        self.warm_kernels(reader.plan()).await;
+        let begun = Instant::now();
+        let (mut told, (_, total)) = (0, reader.progress());
+        self.report.set_total(total);
+        while reader.step(&mut file)? {
+            let (at, _) = reader.progress();
+            if at - told > YIELD {
+                told = at;
+                self.report.bytes(at);
+                self.inner.events.turn().await;
+                self.check_wanted()?;
+            }
+        }
+        let loaded = reader.finish();
+        self.report.spent("read", begun);
+        loaded
+    }
+
     /// While the first weights are on their way: the browser optimises what is busy, beside the rest of the load.
-    async fn warm_kernels(&self, loader: &Loader) {
-        for dtype in loader.plan().map(Plan::matrix_types).unwrap_or_default() {
-            kernels::warm_up(dtype, WARM_UP_MS);
-            self.events.turn().await;
-        }
-    }
-}
-
-/// Tokenizer and template, as soon as the header is whole: what building them needs is freed before the weights come.
-fn text_side(loader: &mut Loader, options: &Options) -> Result<Option<TextSide>> {
-    let Some(plan) = loader.plan().cloned() else { return Ok(None) };
-    let planned = Engine::planned_bytes(&plan, options)?;
-    let most = 4096u64 << 20;
-    if planned + (64 << 20) > most {
-        return Err(Error::too_large(format!(
-            "weights and the KV cache of the whole context need {planned} bytes, wasm memory holds {most}; ask for a smaller contextLength"
-        )));
-    }
-    match loader.metadata() {
-        Some(metadata) => TextSide::from_gguf(metadata, &plan).map(Some),
-        None => Ok(None),
-    }
-}
-
-/// Options of the public contract that this version cannot honour are refused, not ignored.
-fn refuse_unavailable(params: &Value) -> Result<()> {
-    let options = &params["options"];
-    let asked = [
-        (
-            "cache",
-            matches!(options["cache"].as_str(), Some("cache-api" | "indexeddb")),
-            "weights are not kept between visits",
-        ),
-        ("fastImage", options["fastImage"] == true, "weights are not kept between visits"),
-        ("sha256", params["source"]["sha256"].is_string(), "weights are not verified by hash"),
-    ];
-    match asked.into_iter().find(|(_, asked, _)| *asked) {
-        Some((name, _, why)) => {
-            Err(Error::invalid_request(format!("{name} is not available in this version: {why}")))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Tells progress: one fraction that only rises.
-struct Report<'a> {
-    inner: &'a Inner,
-    id: u32,
-    source: &'static str,
-    begun: Instant,
-    last: f64,
-    fraction: f64,
-}
-
-impl<'a> Report<'a> {
-    fn new(inner: &'a Inner, id: u32, source: &'static str) -> Self {
-        Self { inner, id, source, begun: Instant::now(), last: f64::NEG_INFINITY, fraction: 0.0 }
-    }
-
-    fn reading(&mut self, loaded: u64, plan: &Plan) {
-        let ms = crate::metrics::ms_since(self.begun);
-        if ms - self.last < REPORT_MS && loaded < plan.end {
+    pub(super) async fn warm_kernels(&self, plan: &Plan) {
+        if !self.warm_up {
             return;
         }
-        self.last = ms;
-        let phase = if self.source == "network" { "download" } else { "load" };
-        self.send(phase, loaded, Some(plan.end), READ_SHARE * loaded as f64 / plan.end.max(1) as f64);
+        let begun = Instant::now();
+        let ms = if self.report.is_again() { WARM_UP_AGAIN_MS } else { WARM_UP_MS };
+        for dtype in plan.matrix_types() {
+            kernels::warm_up(dtype, ms);
+            self.inner.events.turn().await;
+        }
+        self.report.spent("kernels", begun);
     }
 
-    fn send(&mut self, phase: &str, loaded: u64, total: Option<u64>, fraction: f64) {
-        self.fraction = self.fraction.max(fraction);
-        let seconds = crate::metrics::ms_since(self.begun) / 1e3;
-        let rate = (loaded > 0 && seconds > 0.2).then(|| loaded as f64 / seconds);
-        let eta = rate.and_then(|rate| total.map(|total| total.saturating_sub(loaded) as f64 / rate));
-        self.inner.event(
-            self.id,
-            &json!({ "type": "progress", "progress": {
-                "phase": phase,
-                "loaded": loaded,
-                "total": total,
-                "fraction": self.fraction,
-                "source": self.source,
-                "bytesPerSecond": rate,
-                "etaSeconds": eta,
-            } }),
-        );
+    /// Refuses what does not fit, with the numbers and what would.
+    pub(super) fn check_plan(&self, plan: &Plan) -> Result<()> {
+        if models::fits(plan, self.options)? {
+            return Ok(());
+        }
+        let (error, detail) = models::too_large(plan, self.options)?;
+        *self.inner.detail.borrow_mut() = Some(detail);
+        Err(error)
     }
+
+    /// Whether anybody still waits for the load.
+    pub(super) fn check_wanted(&self) -> Result<()> {
+        if self.abort.signal().aborted() {
+            return Err(Error::aborted("the load was cancelled"));
+        }
+        if matches!(&*self.inner.state.borrow(), State::Closed) {
+            return Err(Error::closed("the engine was closed"));
+        }
+        Ok(())
+    }
+
+    fn check_sha256(&self, found: &str) -> Result<()> {
+        match &self.wanted {
+            Some(wanted) if wanted != found => {
+                Err(Error::integrity(format!("the file's SHA-256 is {found}, but {wanted} was promised")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The store that the caller wants, or none and a notice.
+    pub(super) async fn open_store(&self, cache: Option<&str>) -> Option<Store> {
+        let place = match cache {
+            Some("none") => return None,
+            Some("cache-api") => Some(manifest::Place::CacheApi),
+            Some("indexeddb") => Some(manifest::Place::Indexeddb),
+            _ => None,
+        };
+        match Store::open(place).await {
+            Ok(store) => Some(store),
+            Err(refusal) => {
+                let message = format!(
+                    "nothing can be kept in this browser ({}), so the model is downloaded again at every visit",
+                    refusal.message
+                );
+                self.report.notice("no_storage", message, Value::Null);
+                None
+            }
+        }
+    }
+
+    pub(super) fn hooks(&self) -> Hooks {
+        let (bytes, notices) = (self.report.clone(), self.report.clone());
+        Hooks {
+            post: Some(self.inner.post.clone()),
+            on_bytes: Box::new(move |seen| bytes.bytes(seen)),
+            on_notice: Box::new(move |code, message, detail| notices.notice(code, message, detail)),
+        }
+    }
+}
+
+/// Hooks that tell nothing.
+pub(super) fn silent() -> Hooks {
+    Hooks { post: None, on_bytes: Box::new(|_| {}), on_notice: Box::new(|_, _, _| {}) }
+}
+
+/// The error with the place where it was met.
+pub(super) fn at(place: &str, error: Error) -> Error {
+    if error.message().contains(place) || matches!(error, Error::Aborted(_) | Error::Closed(_)) {
+        return error;
+    }
+    error.map_message(|message| format!("{message} ({place})"))
 }

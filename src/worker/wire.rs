@@ -2,7 +2,7 @@
 
 use super::ids_of;
 use crate::error::{Error, Result};
-use crate::store::source::describe;
+use crate::store::browser::describe;
 use js_sys::{Function, Promise, Reflect, Uint32Array, JSON};
 use serde::Serialize;
 use serde_json::Value;

@@ -130,6 +130,14 @@ run_bench() {
   node tests/bench/bench.mjs "${options[@]}"
 }
 
+run_loads() {
+  need_chromium
+  need_model 0.5b
+  build_all "${all_tiers[@]}"
+  need_npm tests/bench
+  node tests/bench/load.mjs ${json:+--json "$json"}
+}
+
 run_kernels() {
   need_chromium
   prepare_wasm

@@ -3,6 +3,6 @@ export default function init(options: { module_or_path: URL | string }): Promise
 export declare function preferences(): unknown;
 export declare function set_preference(key: string, value: unknown): void;
 export declare function reset_preferences(): void;
-export declare function mark_phase(phase: string): void;
-export declare function clear_phase(): void;
-export declare function last_phase(): string | null | undefined;
+export declare function set_mark(id: string, value: unknown): boolean;
+export declare function marks(): { id: string; at: number; value: unknown }[];
+export declare function clear_mark(id: string): void;

@@ -8,15 +8,16 @@ const END_TOKENS = { 151643: -100, 151645: -100 };
 
 let engine;
 
-async function qandle({ tier, threads, contextLength = CONTEXT }) {
+async function qandle({ tier, threads, contextLength = CONTEXT, fastImage }) {
   const { load } = await import("/pkg/index.js");
-  const loaded = await load(MODEL, { tier, threads, contextLength });
+  const loaded = await load(MODEL, { tier, threads, contextLength, ...(fastImage === undefined ? {} : { fastImage }) });
   let session = 0;
   return {
     count: (messages) => loaded.countTokens(messages),
     tokens: async (messages) => Array.from(await loaded.tokenize(await loaded.applyChatTemplate(messages), { special: true })),
     memory: () => loaded.info.memory.wasmBytes,
     runtime: loaded.info.runtime,
+    load: loaded.info.load,
     profile: () => loaded.profile(),
     async complete(ids, maxTokens, onToken) {
       session += 1;
@@ -123,7 +124,7 @@ const engines = { qandle, "wllama-2.3.1": wllama2, "wllama-3": wllama3 };
 window.loadEngine = async ({ name, ...options }) => {
   const began = performance.now();
   engine = await engines[name](options);
-  return { loadMs: performance.now() - began, isolated: crossOriginIsolated, runtime: engine.runtime };
+  return { loadMs: performance.now() - began, isolated: crossOriginIsolated, runtime: engine.runtime, load: engine.load };
 };
 
 /** Time to the first token, and tokens per second after it. */

@@ -1,0 +1,329 @@
+//! A model as it lies in memory, in one file: tokenizer built, weights packed. It is derived from a model file and read
+//! instead of it where it is sound; any doubt about it, and the model file is read again.
+//!
+//! ```text
+//! 0    "QANDLEIM", layout u32, bytes of header, vocabulary and sums u32 each, bytes of the file u64,
+//!      [`Sum`] of the three parts u64
+//! 64   a GGUF header less the tokenizer's arrays; the vocabulary; [`Sum`] of each tensor, u64
+//!      then each tensor in the header's order at the next multiple of 64: matrices packed, vectors as f32
+//! ```
+
+use crate::engine::{Engine, TextSide};
+use crate::error::{Error, Result};
+use crate::gguf::{HeaderReader, TensorInfo};
+use crate::kernels::{DType, PackedMatrix, LAYOUT};
+use crate::model::{Linear, Model};
+use crate::weights::{assemble, dims, plan_of, Plan};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+
+const MAGIC: &[u8; 8] = b"QANDLEIM";
+/// Tensors begin at multiples of this.
+const ALIGN: u64 = 64;
+/// Bytes that are read at a time: they are still in the cache when they are summed.
+const PIECE: usize = 2 << 20;
+/// Bytes that are written at a time: some 20 ms, for which a question may have to wait.
+const STEP: usize = 8 << 20;
+/// Header and vocabulary of a real model take some 5 MB; a length beyond this is damage.
+const MAX_HEAD: usize = 256 << 20;
+
+/// Where an image is written.
+pub trait Sink {
+    /// Writes all bytes at a position.
+    ///
+    /// # Errors
+    /// `out_of_memory` where there is no room.
+    fn put(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
+}
+
+/// Where an image is read.
+pub trait Source {
+    /// Fills `room` from a position, and gives it back as bytes.
+    ///
+    /// # Errors
+    /// `integrity` where there are not as many.
+    fn get<'a>(&mut self, at: u64, room: &'a mut [MaybeUninit<u8>]) -> Result<&'a [u8]>;
+}
+
+/// Writes an image in steps, while the model answers in between.
+pub struct Writer {
+    tensors: Vec<TensorInfo>,
+    places: Places,
+    head: Vec<u8>,
+    sums: Vec<u64>,
+    /// The tensor that is being written, how far, and its sum so far.
+    next: usize,
+    at: usize,
+    sum: Sum,
+}
+
+/// Reads an image in steps.
+pub struct Reader {
+    plan: Plan,
+    text: TextSide,
+    tensors: Vec<TensorInfo>,
+    places: Places,
+    sums: Vec<u64>,
+    packed: HashMap<String, PackedMatrix>,
+}
+
+/// Where the tensors are.
+struct Places {
+    starts: Vec<u64>,
+    end: u64,
+}
+
+impl Writer {
+    /// Begins an image of an engine's model.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::packed_bytes`].
+    pub fn new(engine: &Engine) -> Result<Self> {
+        let (plan, text) = (engine.plan(), engine.text_side());
+        let (header, vocabulary) = (text.stored_header(), text.stored_tokenizer());
+        let tensors = plan.packed_tensors();
+        let sums = tensors.len() * 8;
+        let places = Places::new(&tensors, 64 + (header.len() + vocabulary.len() + sums) as u64)?;
+        let mut head = MAGIC.to_vec();
+        for n in [LAYOUT, header.len() as u32, vocabulary.len() as u32, sums as u32] {
+            head.extend(n.to_le_bytes());
+        }
+        head.extend(places.end.to_le_bytes());
+        head.resize(64, 0);
+        head.extend(header);
+        head.extend(vocabulary);
+        Ok(Self { tensors, places, head, sums: Vec::new(), next: 0, at: 0, sum: Sum::default() })
+    }
+
+    /// Bytes of the whole image.
+    pub fn bytes(&self) -> u64 {
+        self.places.end
+    }
+
+    /// Writes the next piece of at most [`STEP`] bytes, at last the head, without which it is no image. `true`: that was all.
+    ///
+    /// # Errors
+    /// What the sink gives; `bad_model` where the engine has another model by now.
+    pub fn step(&mut self, engine: &Engine, sink: &mut impl Sink) -> Result<bool> {
+        let Some(info) = self.tensors.get(self.next) else {
+            let sums = self.sums.iter().flat_map(|sum| sum.to_le_bytes());
+            self.head.extend(sums);
+            let sum = Sum::of(&self.head[64..]);
+            self.head[32..40].copy_from_slice(&sum.to_le_bytes());
+            sink.put(0, &self.head)?;
+            return Ok(true);
+        };
+        let bytes = tensor(engine.model(), &info.name)
+            .filter(|bytes| stored_bytes(info).is_ok_and(|n| n == bytes.len()))
+            .ok_or_else(|| Error::bad_model(format!("tensor {} is not the plan's", info.name)))?;
+        let piece = &bytes[self.at..bytes.len().min(self.at + STEP)];
+        sink.put(self.places.starts[self.next] + self.at as u64, piece)?;
+        self.sum.update(piece);
+        self.at += piece.len();
+        if self.at == bytes.len() {
+            self.sums.push(std::mem::take(&mut self.sum).digest());
+            self.next += 1;
+            self.at = 0;
+        }
+        Ok(false)
+    }
+}
+
+impl Reader {
+    /// Reads the head.
+    ///
+    /// # Errors
+    /// `integrity` for what is no image of this layout, or a damaged one.
+    pub fn open(source: &mut impl Source) -> Result<Self> {
+        let other = |what: &str| Error::integrity(format!("the image {what}"));
+        let mut first = [MaybeUninit::uninit(); 64];
+        let first = source.get(0, &mut first)?;
+        let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| first[at + i]));
+        let long = |at: usize| u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| first[at + i]));
+        if !first.starts_with(MAGIC) || word(8) != LAYOUT {
+            return Err(other("is none, or of another version"));
+        }
+        let [header, vocabulary, sums] = [12, 16, 20].map(|at| word(at) as usize);
+        let parts = header.saturating_add(vocabulary).saturating_add(sums);
+        if parts > MAX_HEAD {
+            return Err(other("has a damaged head"));
+        }
+        let mut head = Vec::new();
+        head.try_reserve_exact(parts)
+            .map_err(|_| Error::out_of_memory(format!("{parts} bytes for the head")))?;
+        head.resize(parts, MaybeUninit::uninit());
+        let head = source.get(64, &mut head)?;
+        if Sum::of(head) != long(32) {
+            return Err(other("has a damaged head"));
+        }
+        let (header, rest) = head.split_at(header);
+        let (vocabulary, sums) = rest.split_at(vocabulary);
+        let mut reader = HeaderReader::new(None);
+        // What follows the header is padding, up to which the reader waits.
+        let whole = match reader.push(header)? {
+            Some(whole) => Some(whole),
+            None => reader.push(&[0; 1 << 10])?,
+        };
+        let (plan, metadata) = plan_of(whole.ok_or_else(|| other("has a damaged header"))?)?;
+        let text = TextSide::restore(&metadata, &plan, vocabulary)?;
+        let tensors = plan.packed_tensors();
+        let places = Places::new(&tensors, 64 + parts as u64)?;
+        let (sums, rest) = sums.as_chunks();
+        if sums.len() != tensors.len() || !rest.is_empty() || places.end != long(24) {
+            return Err(other("has a damaged head"));
+        }
+        let sums = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
+        Ok(Self { plan, text, tensors, places, sums, packed: HashMap::new() })
+    }
+
+    /// What is being read.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Bytes of the whole image, and how far it is read.
+    pub fn progress(&self) -> (u64, u64) {
+        let at = self.places.starts.get(self.packed.len()).copied().unwrap_or(self.places.end);
+        (at, self.places.end)
+    }
+
+    /// Reads the next tensor. `false`: there is none.
+    ///
+    /// # Errors
+    /// `integrity` where it is damaged, `out_of_memory`.
+    pub fn step(&mut self, source: &mut impl Source) -> Result<bool> {
+        let i = self.packed.len();
+        let Some(info) = self.tensors.get(i) else { return Ok(false) };
+        let (rows, cols) = dims(info);
+        let (start, mut sum) = (self.places.starts[i], Sum::default());
+        let matrix = PackedMatrix::from_pieces(stored_type(info), rows, cols, PIECE, |at, room| {
+            let bytes = source.get(start + at as u64, room)?;
+            sum.update(bytes);
+            Ok(bytes)
+        })?;
+        if sum.digest() != self.sums[i] {
+            return Err(Error::integrity(format!("the image of tensor {} is damaged", info.name)));
+        }
+        self.packed.insert(info.name.clone(), matrix);
+        Ok(true)
+    }
+
+    /// The model, when all is read.
+    ///
+    /// # Errors
+    /// `bad_model` before that.
+    pub fn finish(self) -> Result<(Model, Plan, TextSide)> {
+        Ok((assemble(&self.plan, self.packed)?, self.plan, self.text))
+    }
+}
+
+/// A sum that notices damage, not malice: Fletcher's, over sixteen interleaved sequences of words, at the speed of the memory
+/// (a hash for the purpose, XXH3, took 150 ms for the 525 MB of a 0.5B model, as long as reading them).
+#[derive(Debug, Default)]
+struct Sum {
+    words: [u32; LANES],
+    sums: [u32; LANES],
+    bytes: u64,
+}
+
+const LANES: usize = 16;
+
+impl Sum {
+    fn of(bytes: &[u8]) -> u64 {
+        let mut sum = Self::default();
+        sum.update(bytes);
+        sum.digest()
+    }
+
+    /// Adds bytes; all but the last ones of a sum come in whole rows of lanes.
+    fn update(&mut self, bytes: &[u8]) {
+        debug_assert!(self.bytes.is_multiple_of(4 * LANES as u64), "a row was cut");
+        self.bytes += bytes.len() as u64;
+        let (rows, rest) = bytes.as_chunks::<{ 4 * LANES }>();
+        rows.iter().for_each(|row| self.add(row));
+        if !rest.is_empty() {
+            let mut row = [0; 4 * LANES];
+            row[..rest.len()].copy_from_slice(rest);
+            self.add(&row);
+        }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, row: &[u8; 4 * LANES]) {
+        for (i, word) in row.as_chunks::<4>().0.iter().enumerate() {
+            self.words[i] = self.words[i].wrapping_add(u32::from_le_bytes(*word));
+            self.sums[i] = self.sums[i].wrapping_add(self.words[i]);
+        }
+    }
+
+    fn digest(&self) -> u64 {
+        let mix =
+            |h: u64, word: &u32| (h ^ u64::from(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        self.words.iter().chain(&self.sums).fold(self.bytes, mix)
+    }
+}
+
+impl Places {
+    fn new(tensors: &[TensorInfo], head: u64) -> Result<Self> {
+        let (mut starts, mut at) = (Vec::new(), head);
+        for info in tensors {
+            at = at.next_multiple_of(ALIGN);
+            starts.push(at);
+            at += stored_bytes(info)? as u64;
+        }
+        Ok(Self { starts, end: at })
+    }
+}
+
+/// Vectors are f32 in a model, whatever the file has.
+fn stored_type(info: &TensorInfo) -> DType {
+    if info.shape.len() == 1 {
+        DType::F32
+    } else {
+        info.dtype
+    }
+}
+
+fn stored_bytes(info: &TensorInfo) -> Result<usize> {
+    let (rows, cols) = dims(info);
+    PackedMatrix::packed_bytes(stored_type(info), rows, cols)
+}
+
+/// The bytes of a tensor by its name in a GGUF file.
+fn tensor<'a>(model: &'a Model, name: &str) -> Option<Cow<'a, [u8]>> {
+    let matrix = |linear: &'a Linear, i: usize| Some(Cow::Borrowed(linear.parts().get(i)?.0.data()));
+    let bias = |linear: &'a Linear, i: usize| vector(linear.parts().get(i)?.1.as_deref()?);
+    match name {
+        "token_embd.weight" => return Some(Cow::Borrowed(model.embed_tokens.data())),
+        "output.weight" => return matrix(&model.lm_head, 0),
+        "output_norm.weight" => return vector(&model.norm.weight),
+        _ => {}
+    }
+    let (i, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    let layer = model.layers.get(i.parse::<usize>().ok()?)?;
+    let (attention, mlp) = (&layer.self_attn, &layer.mlp);
+    match part {
+        "attn_norm.weight" => vector(&layer.input_layernorm.weight),
+        "attn_q.weight" => matrix(&attention.qkv_proj, 0),
+        "attn_q.bias" => bias(&attention.qkv_proj, 0),
+        "attn_k.weight" => matrix(&attention.qkv_proj, 1),
+        "attn_k.bias" => bias(&attention.qkv_proj, 1),
+        "attn_v.weight" => matrix(&attention.qkv_proj, 2),
+        "attn_v.bias" => bias(&attention.qkv_proj, 2),
+        "attn_output.weight" => matrix(&attention.o_proj, 0),
+        "ffn_norm.weight" => vector(&layer.post_attention_layernorm.weight),
+        "ffn_gate.weight" => matrix(&mlp.gate_up_proj, 0),
+        "ffn_up.weight" => matrix(&mlp.gate_up_proj, 1),
+        "ffn_down.weight" => matrix(&mlp.down_proj, 0),
+        _ => None,
+    }
+}
+
+/// A vector as a packed f32 matrix of one row.
+fn vector(values: &[f32]) -> Option<Cow<'static, [u8]>> {
+    let mut packer = crate::kernels::Packer::new(DType::F32, 1, values.len()).ok()?;
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    packer.push(&bytes).ok()?;
+    Some(Cow::Owned(packer.finish().ok()?.data().to_vec()))
+}

@@ -1,0 +1,183 @@
+//! The IndexedDB database `qandle`: texts and bytes under text keys, one transaction each.
+
+use super::browser::{describe, error_name, within};
+use js_sys::{Array, Function, Promise, Reflect};
+use std::cell::Cell;
+use std::rc::Rc;
+use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
+use web_sys::{IdbDatabase, IdbFactory, IdbOpenDbRequest, IdbRequest, IdbTransaction, IdbTransactionMode};
+
+const NAME: &str = "qandle";
+const VERSION: u32 = 1;
+/// A database that another tab holds back, or that a browser never opens, is none.
+const OPEN_MS: i32 = 5000;
+
+/// Object stores of the database.
+#[derive(Debug, Clone, Copy)]
+pub enum Table {
+    /// Rows of [`super::manifest::Manifest`], as JSON text, by source.
+    Models,
+    /// Bytes of chunks where there is no Cache API.
+    Chunks,
+}
+
+const TABLES: [Table; 2] = [Table::Models, Table::Chunks];
+
+impl Table {
+    fn name(self) -> &'static str {
+        match self {
+            Table::Models => "models",
+            Table::Chunks => "chunks",
+        }
+    }
+}
+
+/// What a store could not do.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    /// Whether there was no room.
+    pub full: bool,
+    /// The browser's words.
+    pub message: String,
+}
+
+impl From<JsValue> for Refusal {
+    fn from(error: JsValue) -> Self {
+        let full = error_name(&error) == "QuotaExceededError";
+        Refusal { full, message: describe(&error) }
+    }
+}
+
+/// An open database.
+#[derive(Debug)]
+pub struct Db(IdbDatabase);
+
+impl Db {
+    /// Opens it, and makes its tables the first time.
+    ///
+    /// # Errors
+    /// Where the browser has no IndexedDB, refuses it, or does not answer.
+    pub async fn open() -> Result<Self, Refusal> {
+        let factory: IdbFactory = Reflect::get(&js_sys::global(), &"indexedDB".into())?
+            .dyn_into()
+            .map_err(|_| JsValue::from("there is no IndexedDB"))?;
+        let request = factory.open_with_u32(NAME, VERSION)?;
+        let making = request.clone();
+        // It may be called long after nobody waits for it any more.
+        let upgrade = Closure::once_into_js(move || {
+            let Ok(db) = making.result().and_then(|db| db.dyn_into::<IdbDatabase>()) else { return };
+            for table in TABLES {
+                // It fails where the table is there already.
+                let _ = db.create_object_store(table.name());
+            }
+        });
+        request.set_onupgradeneeded(Some(upgrade.unchecked_ref()));
+        let opened = within(OPEN_MS, opened(&request), "IndexedDB does not open").await?;
+        let db: IdbDatabase = opened.dyn_into().map_err(|_| JsValue::from("no database was opened"))?;
+        // Another tab with a newer version must not wait for this one.
+        let close = Function::new_no_args("this.close()");
+        db.set_onversionchange(Some(&close));
+        Ok(Self(db))
+    }
+
+    /// The value under a key.
+    pub async fn get(&self, table: Table, key: &str) -> Result<Option<JsValue>, Refusal> {
+        let transaction = self.0.transaction_with_str(table.name())?;
+        let request = transaction.object_store(table.name())?.get(&key.into())?;
+        let value = result_of(&request).await?;
+        Ok((!value.is_undefined()).then_some(value))
+    }
+
+    /// All values of a table.
+    pub async fn all(&self, table: Table) -> Result<Vec<JsValue>, Refusal> {
+        let transaction = self.0.transaction_with_str(table.name())?;
+        let request = transaction.object_store(table.name())?.get_all()?;
+        Ok(Array::from(&result_of(&request).await?).to_vec())
+    }
+
+    /// Keeps a value; when this comes back, it is stored.
+    pub async fn put(&self, table: Table, key: &str, value: &JsValue) -> Result<(), Refusal> {
+        self.write(table, |store| store.put_with_key(value, &key.into()).map(drop)).await
+    }
+
+    /// Puts what `change` makes of the value under a key, in one transaction; `None` leaves it. Says whether it was put.
+    pub async fn update(
+        &self,
+        table: Table,
+        key: &str,
+        change: impl FnOnce(Option<JsValue>) -> Option<JsValue> + 'static,
+    ) -> Result<bool, Refusal> {
+        let mode = IdbTransactionMode::Readwrite;
+        let transaction = self.0.transaction_with_str_and_mode(table.name(), mode)?;
+        let store = transaction.object_store(table.name())?;
+        let (request, put) = (store.get(&key.into())?, Rc::new(Cell::new(false)));
+        // In the event itself: in a build with threads a task goes on only when the transaction is over.
+        let found = Closure::once_into_js({
+            let (request, put, key) = (request.clone(), put.clone(), JsValue::from(key));
+            move || {
+                let value = request.result().ok().filter(|value| !value.is_undefined());
+                if let Some(value) = change(value) {
+                    put.set(store.put_with_key(&value, &key).is_ok());
+                }
+            }
+        });
+        request.set_onsuccess(Some(found.unchecked_ref()));
+        completed(&transaction).await.map(|()| put.get())
+    }
+
+    /// Forgets keys; absent ones are no fault.
+    pub async fn delete(&self, table: Table, keys: &[String]) -> Result<(), Refusal> {
+        self.write(table, |store| keys.iter().try_for_each(|key| store.delete(&key.into()).map(drop))).await
+    }
+
+    async fn write(
+        &self,
+        table: Table,
+        work: impl FnOnce(web_sys::IdbObjectStore) -> Result<(), JsValue>,
+    ) -> Result<(), Refusal> {
+        let transaction =
+            self.0.transaction_with_str_and_mode(table.name(), IdbTransactionMode::Readwrite)?;
+        work(transaction.object_store(table.name())?)?;
+        completed(&transaction).await
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+async fn result_of(request: &IdbRequest) -> Result<JsValue, JsValue> {
+    let promise = Promise::new(&mut |resolve, reject| {
+        request.set_onsuccess(Some(&resolve));
+        request.set_onerror(Some(&reject));
+    });
+    match JsFuture::from(promise).await {
+        Ok(_) => request.result(),
+        Err(_) => Err(match request.error() {
+            Ok(Some(error)) => error.into(),
+            _ => "the request failed".into(),
+        }),
+    }
+}
+
+async fn opened(request: &IdbOpenDbRequest) -> Result<JsValue, JsValue> {
+    result_of(request).await
+}
+
+async fn completed(transaction: &IdbTransaction) -> Result<(), Refusal> {
+    let promise = Promise::new(&mut |resolve, reject| {
+        transaction.set_oncomplete(Some(&resolve));
+        transaction.set_onabort(Some(&reject));
+    });
+    match JsFuture::from(promise).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(match transaction.error() {
+            Some(error) => JsValue::from(error),
+            None => JsValue::from("the transaction was aborted"),
+        }
+        .into()),
+    }
+}

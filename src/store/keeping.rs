@@ -1,0 +1,255 @@
+//! What a reader's tasks share: bringing a chunk from the store or the network, keeping what came from the network, and the
+//! row that says what is kept.
+
+use super::browser::{sha256, storage_estimate};
+use super::chunks::{url, BUCKET};
+use super::db::Refusal;
+use super::keeper::Keeper;
+use super::manifest::{self, chunk_range, Manifest};
+use super::remote::{Miss, Remote};
+use super::source::Place;
+use super::Store;
+use crate::error::Error;
+use js_sys::{Promise, Uint8Array};
+use serde_json::{json, Value};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use wasm_bindgen::JsValue;
+use wasm_bindgen_futures::{future_to_promise, JsFuture};
+
+/// Room that is left to the browser beside a model, bytes.
+const SPARE: f64 = 16e6;
+
+/// Takes a code, a sentence and numbers.
+type OnNotice = Box<dyn Fn(&str, String, Value)>;
+
+/// What a reader tells while it works.
+pub struct Hooks {
+    /// Bytes came: so many in all, from wherever.
+    pub on_bytes: Box<dyn Fn(u64)>,
+    /// Sends to the page, where a worker beside this one may be asked for.
+    pub post: Option<js_sys::Function>,
+    /// Something that the user should know: a code, a sentence, numbers.
+    pub on_notice: OnNotice,
+}
+
+/// What the reader and its tasks share.
+pub(super) struct Shared {
+    pub(super) place: Place,
+    /// Whether all of it was kept when it was opened.
+    pub(super) was_complete: bool,
+    /// Hashes and stores in our stead, where there is one.
+    pub(super) keeper: Option<Keeper>,
+    pub(super) remote: Remote,
+    pub(super) store: Option<Store>,
+    pub(super) row: RefCell<Option<Manifest>>,
+    /// Whether chunks may be kept: the header was sound, and there is room.
+    pub(super) keeping: Cell<bool>,
+    /// Why nothing is kept any more.
+    pub(super) refusal: RefCell<Option<Refusal>>,
+    /// Bytes that came from the store.
+    pub(super) cached: Cell<u64>,
+    pub(super) hooks: Hooks,
+    /// The last write of the row that was begun or waits, and that which waits.
+    pub(super) writing: RefCell<Option<Promise>>,
+    pub(super) waiting: RefCell<Option<Promise>>,
+}
+
+/// A chunk on its way.
+pub(super) struct Task {
+    pub(super) i: usize,
+    came: Promise,
+    slot: Rc<RefCell<Option<Brought>>>,
+}
+
+/// What a task came to: the bytes, and whether they are new.
+pub(super) type Brought = Result<(Uint8Array, bool), Miss>;
+
+impl Task {
+    pub(super) fn start(shared: Rc<Shared>, i: usize, bytes: u64) -> Self {
+        let slot = Rc::new(RefCell::new(None));
+        let mut done = None;
+        let came = Promise::new(&mut |resolve, _| done = Some(resolve));
+        let out = slot.clone();
+        wasm_bindgen_futures::spawn_local(async move {
+            let brought = shared.bring(i, bytes).await;
+            *out.borrow_mut() = Some(brought);
+            if let Some(done) = done {
+                // A promise's resolver does not throw.
+                let _ = done.call0(&JsValue::NULL);
+            }
+        });
+        Self { i, came, slot }
+    }
+
+    /// What it came to, once.
+    pub(super) async fn end(&self) -> Brought {
+        // It always resolves; what it came to is in the slot.
+        let _ = JsFuture::from(self.came.clone()).await;
+        let brought = self.slot.borrow_mut().take();
+        brought.unwrap_or_else(|| Err(Error::network("a chunk was lost").into()))
+    }
+}
+
+impl Shared {
+    pub(super) fn told_bytes(&self) {
+        (self.hooks.on_bytes)(self.cached.get() + self.remote.received.get());
+    }
+
+    /// A chunk, and whether it came from the network.
+    pub(super) async fn bring(&self, i: usize, bytes: u64) -> Brought {
+        let row = self.row.borrow().clone();
+        if let (Some(row), Some(store)) = (row.filter(|row| row.chunks[i].is_some()), &self.store) {
+            if let Ok(Some(found)) = store.chunk(&row, i).await {
+                self.cached.set(self.cached.get() + u64::from(found.length()));
+                self.told_bytes();
+                return Ok((found, false));
+            }
+        }
+        let range = chunk_range(i, bytes);
+        let room = self.keeper.as_ref().and_then(|keeper| keeper.spare((range.end - range.start) as u32));
+        Ok((self.remote.range_telling(range, room, &|| self.told_bytes()).await?, true))
+    }
+
+    /// Keeps a chunk, and says so in the row. Its bytes are gone then.
+    pub(super) async fn keep(self: &Rc<Self>, i: usize, bytes: &Uint8Array) {
+        let Some(store) = self.store.as_ref().filter(|_| self.keeping.get()) else { return };
+        let Some(row) = self.row.borrow().clone() else { return };
+        let wanted = chunk_range(i, row.bytes);
+        if i >= row.chunks.len() || u64::from(bytes.length()) != wanted.end - wanted.start {
+            return;
+        }
+        let hash = match &self.keeper {
+            Some(keeper) if keeper.listens() && row.place == manifest::Place::CacheApi => {
+                keeper.keep(BUCKET, &url(&row.generation, i), bytes).await
+            }
+            _ => {
+                let hash = sha256(bytes).await;
+                if !self.keeping.get() {
+                    return;
+                }
+                store.put_chunk(&row, i, bytes).await.map(|()| hash)
+            }
+        };
+        let hash = match hash {
+            Ok(hash) => hash,
+            Err(refusal) => return self.refused(refusal).await,
+        };
+        if let Some(row) = &mut *self.row.borrow_mut() {
+            row.chunks[i] = Some(hash);
+        }
+        self.write_row().await;
+    }
+
+    /// Writes the row as it is when the write before it is done. Who comes while one waits for that waits with it.
+    pub(super) async fn write_row(self: &Rc<Self>) {
+        let waiting = self.waiting.borrow().clone();
+        let write = waiting.unwrap_or_else(|| {
+            let (shared, before) = (self.clone(), self.writing.borrow().clone());
+            let write = future_to_promise(async move {
+                if let Some(before) = before {
+                    // It is never rejected.
+                    let _ = JsFuture::from(before).await;
+                }
+                shared.waiting.borrow_mut().take();
+                let (Some(store), Some(row)) = (&shared.store, shared.row.borrow().clone()) else {
+                    return Ok(JsValue::UNDEFINED);
+                };
+                let (source, generation) = (row.source.clone(), row.generation.clone());
+                let written = store.modify(&source, &generation, move |stored| {
+                    // Another engine may have written an image meanwhile.
+                    let image = stored.image.take();
+                    *stored = row;
+                    stored.image = image;
+                });
+                match written.await {
+                    Ok(true) => {}
+                    // Deleted or replaced by another tab: that stands.
+                    Ok(false) => {
+                        shared.keeping.set(false);
+                        shared.row.borrow_mut().take();
+                    }
+                    Err(refusal) => shared.refused(refusal).await,
+                }
+                Ok(JsValue::UNDEFINED)
+            });
+            *self.waiting.borrow_mut() = Some(write.clone());
+            *self.writing.borrow_mut() = Some(write.clone());
+            write
+        });
+        // It is never rejected.
+        let _ = JsFuture::from(write).await;
+    }
+
+    /// Nothing is kept from now on; it is told once.
+    pub(super) async fn refused(&self, refusal: Refusal) {
+        if !self.keeping.replace(false) {
+            return;
+        }
+        let bytes = self.row.borrow().as_ref().map_or(0, |row| row.bytes);
+        if refusal.full {
+            self.tell_full(bytes, storage_estimate().await);
+        } else {
+            let message = format!(
+                "the model's {bytes} bytes could not be kept ({}), so it runs from memory and is downloaded again next time",
+                refusal.message
+            );
+            (self.hooks.on_notice)("no_storage", message, json!({ "neededBytes": bytes }));
+        }
+        *self.refusal.borrow_mut() = Some(refusal);
+    }
+
+    /// Whether so many bytes fit, perhaps after images, which can be made again, have gone; if not, it is told.
+    pub(super) async fn has_room(&self, bytes: u64) -> bool {
+        for image_gone in [false, true] {
+            let Some((used, quota)) = storage_estimate().await else { return true };
+            if quota - used >= bytes as f64 + SPARE {
+                return true;
+            }
+            let dropped = match &self.store {
+                Some(store) if !image_gone => store.drop_images().await,
+                _ => false,
+            };
+            if !dropped {
+                self.tell_full(bytes, Some((used, quota)));
+                break;
+            }
+        }
+        false
+    }
+
+    pub(super) fn tell_full(&self, bytes: u64, estimate: Option<(f64, f64)>) {
+        let (used, quota) = estimate.unwrap_or_default();
+        let free = (quota - used).max(0.0);
+        (self.hooks.on_notice)(
+            "quota",
+            format!(
+                "the model has {bytes} bytes, but of the {quota} that this site may use only {free} are free, or the disk is full: it runs from memory and is downloaded again next time"
+            ),
+            json!({ "neededBytes": bytes, "freeBytes": free, "quotaBytes": quota }),
+        );
+    }
+
+    /// The end of a load: the row says when it was used, or is gone where it could not be kept whole.
+    pub(super) async fn settle(self: &Rc<Self>, sha256: Option<String>, now: f64) -> bool {
+        if self.refusal.borrow().is_some() && !self.was_complete {
+            self.forget().await;
+            return false;
+        }
+        if let Some(row) = &mut *self.row.borrow_mut() {
+            row.used_at = now;
+            row.sha256 = sha256.or(row.sha256.take());
+        }
+        self.write_row().await;
+        self.row.borrow().as_ref().is_some_and(Manifest::is_complete)
+    }
+
+    pub(super) async fn forget(&self) {
+        self.keeping.set(false);
+        let row = self.row.borrow_mut().take();
+        if let (Some(row), Some(store)) = (row, &self.store) {
+            // What cannot be deleted has no row any more, and goes with the next sweep.
+            let _ = store.delete(&row).await;
+        }
+    }
+}

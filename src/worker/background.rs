@@ -1,0 +1,172 @@
+//! What a load leaves for later, while nobody asks anything: what is kept is verified and mended, and the packed weights are
+//! written beside it for the next visit.
+
+use super::models::{verify, Verified};
+use super::{Inner, State};
+use crate::error::{Error, Result};
+use crate::image;
+use crate::model::Model;
+use crate::store::browser::{each_piece, sleep, storage_estimate};
+use crate::store::manifest::{Image, Manifest};
+use crate::store::opfs::{self, File};
+use crate::store::Store;
+use crate::weights::Loader;
+use serde_json::json;
+use std::rc::Rc;
+use web_sys::AbortController;
+
+/// The work begins so long after the load, ms: the first question comes first.
+const LATER_MS: i32 = 3000;
+/// Whether the engine is idle is looked at so often, ms.
+const LOOK_MS: i32 = 250;
+/// An image is written where the origin may store as many times its size more.
+const ROOM: f64 = 4.0;
+
+/// Where a loaded model came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The network: hashed on the way.
+    Network,
+    /// The chunks of the store.
+    Chunks,
+    /// The image, whose sums were right.
+    Image,
+}
+
+/// The version that images are written by and read with.
+pub(super) fn version() -> String {
+    format!("{}/{}", env!("CARGO_PKG_VERSION"), crate::kernels::LAYOUT)
+}
+
+impl Inner {
+    /// Begins what is left to do for a model that is kept whole. `image`: whether one is wanted.
+    pub(super) fn later(self: &Rc<Self>, source: &str, origin: Origin, image: bool) {
+        let (inner, source) = (self.clone(), source.to_string());
+        wasm_bindgen_futures::spawn_local(async move {
+            let Ok(abort) = AbortController::new() else { return };
+            inner.asides.borrow_mut().insert(0, abort.clone());
+            inner.work_later(&source, origin, image, &abort).await;
+            inner.asides.borrow_mut().remove(&0);
+        });
+    }
+
+    async fn work_later(self: &Rc<Self>, source: &str, origin: Origin, image: bool, abort: &AbortController) {
+        sleep(LATER_MS, Some(&abort.signal())).await;
+        self.idle(abort).await;
+        let Ok(store) = Store::open(None).await else { return };
+        let Ok(Some(row)) = store.manifest(source).await else { return };
+        if origin != Origin::Network {
+            let Ok(found) = verify(&store, &row, abort, || self.idle(abort)).await else { return };
+            if found.bad > 0 {
+                let sound = origin == Origin::Image;
+                self.tell_repaired(&found);
+                if found.repaired == found.bad && !sound {
+                    *self.stale.borrow_mut() = Some((source.to_string(), row.generation));
+                    self.go_on();
+                    return;
+                }
+            }
+        }
+        store.sweep().await;
+        if image && row.image.as_ref().is_none_or(|image| image.version != version()) {
+            // It is derived and never needed: whatever stands against it, there is none.
+            let _ = self.write_image(&store, row, abort).await;
+        }
+    }
+
+    fn tell_repaired(&self, found: &Verified) {
+        let Verified { bad, repaired, .. } = found;
+        let notice = json!({
+            "code": "repaired",
+            "message": format!("{bad} of the model's stored chunks were damaged, {repaired} were fetched again"),
+            "detail": { "bad": bad, "repaired": repaired },
+        });
+        self.event(0, &json!({ "type": "notice", "notice": notice }));
+    }
+
+    /// Waits until nobody asks anything.
+    async fn idle(&self, abort: &AbortController) {
+        while self.busy.get() && !abort.signal().aborted() {
+            sleep(LOOK_MS, Some(&abort.signal())).await;
+        }
+    }
+
+    async fn write_image(&self, store: &Store, row: Manifest, abort: &AbortController) -> Result<()> {
+        let mut writer = self.with(|engine| image::Writer::new(engine))?;
+        let room = storage_estimate().await.map_or(0.0, |(used, quota)| quota - used);
+        if room < ROOM * writer.bytes() as f64 {
+            return Ok(());
+        }
+        let written = self.write_image_to(&mut writer, &row.generation, abort).await;
+        if written.is_err() {
+            opfs::remove(&row.generation).await;
+            return written;
+        }
+        let image = Image { bytes: writer.bytes(), version: version() };
+        if !store.modify(&row.source, &row.generation, move |row| row.image = Some(image)).await? {
+            // Deleted or replaced meanwhile.
+            opfs::remove(&row.generation).await;
+        }
+        Ok(())
+    }
+
+    async fn write_image_to(
+        &self,
+        writer: &mut image::Writer,
+        name: &str,
+        abort: &AbortController,
+    ) -> Result<()> {
+        let mut file = File::write(name).await?;
+        loop {
+            self.idle(abort).await;
+            if abort.signal().aborted() {
+                return Err(Error::aborted("the engine was closed"));
+            }
+            if self.with(|engine| writer.step(engine, &mut file))? {
+                return Ok(file.flush()?);
+            }
+            sleep(0, None).await;
+        }
+    }
+
+    /// Reads the weights of the loaded model again from the store. What sessions hold came of the damaged ones.
+    pub(super) async fn reload(&self, source: &str, generation: &str) {
+        // Where another tab has deleted or replaced the file, the engine goes on as it is.
+        let Ok(store) = Store::open(None).await else { return };
+        let row = store.manifest(source).await.ok().flatten();
+        let Some(row) = row.filter(|row| row.generation == generation && row.is_complete()) else { return };
+        let dropped = self.with(|engine| {
+            engine.drop_weights();
+            Ok(())
+        });
+        if dropped.is_err() {
+            return;
+        }
+        let result = self.stored_model(&store, &row).await;
+        let replaced = result.and_then(|model| {
+            self.with(|engine| {
+                engine.replace_model(model);
+                Ok(())
+            })
+        });
+        if replaced.is_err() && matches!(&*self.state.borrow(), State::Ready(_)) {
+            *self.state.borrow_mut() = State::Empty;
+        }
+    }
+
+    async fn stored_model(&self, store: &Store, row: &Manifest) -> Result<Model> {
+        let mut loader = Loader::new(Some(row.bytes));
+        for i in 0..row.chunks.len() {
+            let chunk = store.chunk(row, i).await?;
+            let chunk = chunk.ok_or_else(|| Error::integrity("a chunk is not kept any more"))?;
+            let mut result = Ok(());
+            each_piece(&chunk, |piece| {
+                if result.is_ok() {
+                    result = loader.push(piece);
+                }
+            });
+            result?;
+        }
+        Ok(loader.finish()?.0)
+    }
+}
