@@ -99,7 +99,9 @@ impl Shared {
     /// A chunk, and whether it came from the network.
     pub(super) async fn bring(&self, i: usize, bytes: u64) -> Brought {
         let row = self.row.borrow().clone();
-        if let (Some(row), Some(store)) = (row.filter(|row| row.chunks[i].is_some()), &self.store) {
+        if let (Some(row), Some(store)) =
+            (row.filter(|row| row.chunks.get(i).is_some_and(Option::is_some)), &self.store)
+        {
             if let Ok(Some(found)) = store.chunk(&row, i).await {
                 self.cached.set(self.cached.get() + u64::from(found.length()));
                 self.told_bytes();

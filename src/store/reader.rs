@@ -78,16 +78,13 @@ impl Reader {
             row.url.clone_from(&place.url);
             (row.etag, row.last_modified) = (None, None);
         }
+        let was_complete = row.as_ref().is_some_and(Manifest::is_complete);
+        let keeps = store.is_some() && !was_complete;
         let shared = Rc::new(Shared {
             remote: Remote::new(&place.url, at_once, &abort.signal())?,
             place: place.clone(),
-            was_complete: row.as_ref().is_some_and(Manifest::is_complete),
-            keeper: match (&hooks.post, &row) {
-                (Some(post), row) if store.is_some() && !row.as_ref().is_some_and(Manifest::is_complete) => {
-                    Keeper::ask(post).ok()
-                }
-                _ => None,
-            },
+            was_complete,
+            keeper: if keeps { hooks.post.as_ref().and_then(|post| Keeper::ask(post).ok()) } else { None },
             store,
             keeping: Cell::new(row.is_some()),
             row: RefCell::new(row),
@@ -124,11 +121,6 @@ impl Reader {
     /// What the server told of the file.
     pub fn told(&self) -> Told {
         self.shared.remote.told()
-    }
-
-    /// Bytes that came from the network.
-    pub fn received(&self) -> u64 {
-        self.shared.remote.received.get()
     }
 
     /// The row of the file, where it is kept.

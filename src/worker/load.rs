@@ -119,9 +119,7 @@ impl Job<'_> {
                 break;
             }
         }
-        if let Some(sha256) = reading.sha256() {
-            self.check_sha256(&sha256)?;
-        }
+        check_sha256(reading.sha256().as_deref(), self.wanted.as_deref())?;
         reading.end(body.total)
     }
 
@@ -199,12 +197,7 @@ impl Job<'_> {
             }
         }
         let sha256 = reading.sha256();
-        if let (Some(found), Some(wanted)) = (&sha256, &wanted) {
-            if found != wanted {
-                let message = format!("the file's SHA-256 is {found}, but {wanted} was promised");
-                return Err(Error::integrity(message).into());
-            }
-        }
+        check_sha256(sha256.as_deref(), wanted.as_deref())?;
         Ok((reading.end(reader.told().bytes)?, sha256))
     }
 
@@ -298,15 +291,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn check_sha256(&self, found: &str) -> Result<()> {
-        match &self.wanted {
-            Some(wanted) if wanted != found => {
-                Err(Error::integrity(format!("the file's SHA-256 is {found}, but {wanted} was promised")))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The store that the caller wants, or none and a notice.
     pub(super) async fn open_store(&self, cache: Option<&str>) -> Option<Store> {
         let place = match cache {
@@ -335,6 +319,16 @@ impl Job<'_> {
             on_bytes: Box::new(move |seen| bytes.bytes(seen)),
             on_notice: Box::new(move |code, message, detail| notices.notice(code, message, detail)),
         }
+    }
+}
+
+/// Holds what a file's bytes came to against what was promised, where both are known.
+fn check_sha256(found: Option<&str>, wanted: Option<&str>) -> Result<()> {
+    match (found, wanted) {
+        (Some(found), Some(wanted)) if found != wanted => {
+            Err(Error::integrity(format!("the file's SHA-256 is {found}, but {wanted} was promised")))
+        }
+        _ => Ok(()),
     }
 }
 
