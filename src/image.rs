@@ -8,12 +8,15 @@
 //!      then each tensor in the header's order at the next multiple of 64: matrices packed, vectors as f32
 //! ```
 
+mod ahead;
+
 use crate::engine::{Engine, TextSide};
 use crate::error::{Error, Result};
 use crate::gguf::{HeaderReader, TensorInfo};
-use crate::kernels::{DType, PackedMatrix, LAYOUT};
+use crate::kernels::{DType, PackedMatrix, Unfilled, LAYOUT};
 use crate::model::{Linear, Model};
 use crate::weights::{assemble, dims, plan_of, Plan};
+use ahead::Ahead;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -66,6 +69,10 @@ pub struct Reader {
     places: Places,
     sums: Vec<u64>,
     packed: HashMap<String, PackedMatrix>,
+    /// Declared before the memory that it touches: it is dropped first.
+    ahead: Option<Ahead>,
+    /// Memory of the tensors that are not read yet, the last one's first.
+    unfilled: Vec<Unfilled>,
 }
 
 /// Where the tensors are.
@@ -174,7 +181,16 @@ impl Reader {
             return Err(other("has a damaged head"));
         }
         let sums = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
-        Ok(Self { plan, text, tensors, places, sums, packed: HashMap::new() })
+        Ok(Self {
+            plan,
+            text,
+            tensors,
+            places,
+            sums,
+            packed: HashMap::new(),
+            ahead: None,
+            unfilled: Vec::new(),
+        })
     }
 
     /// What is being read.
@@ -194,10 +210,16 @@ impl Reader {
     /// `integrity` where it is damaged, `out_of_memory`.
     pub fn step(&mut self, source: &mut impl Source) -> Result<bool> {
         let i = self.packed.len();
+        if i == 0 && self.ahead.is_none() {
+            self.begin()?;
+        }
         let Some(info) = self.tensors.get(i) else { return Ok(false) };
-        let (rows, cols) = dims(info);
         let (start, mut sum) = (self.places.starts[i], Sum::default());
-        let matrix = PackedMatrix::from_pieces(stored_type(info), rows, cols, PIECE, |at, room| {
+        let (Some(ahead), Some(unfilled)) = (&self.ahead, self.unfilled.pop()) else {
+            return Err(Error::integrity("the image was given up"));
+        };
+        ahead.reach(i);
+        let matrix = unfilled.fill(PIECE, |at, room| {
             let bytes = source.get(start + at as u64, room)?;
             sum.update(bytes);
             Ok(bytes)
@@ -209,11 +231,26 @@ impl Reader {
         Ok(true)
     }
 
+    /// Takes the memory of all tensors, and lets it be touched.
+    fn begin(&mut self) -> Result<()> {
+        let unfilled = self.tensors.iter().rev().map(|info| {
+            let (rows, cols) = dims(info);
+            Unfilled::new(stored_type(info), rows, cols)
+        });
+        self.unfilled = unfilled.collect::<Result<_>>()?;
+        let places = self.unfilled.iter_mut().rev().map(Unfilled::addresses).collect();
+        // SAFETY: they are allocated as long as `unfilled` has them, which is dropped after `ahead`, and after that by the
+        // matrices, which are given out when `ahead` is gone (`finish`) or dropped after it; each is filled after `reach`.
+        self.ahead = Some(unsafe { Ahead::begin(places) });
+        Ok(())
+    }
+
     /// The model, when all is read.
     ///
     /// # Errors
     /// `bad_model` before that.
-    pub fn finish(self) -> Result<(Model, Plan, TextSide)> {
+    pub fn finish(mut self) -> Result<(Model, Plan, TextSide)> {
+        self.ahead = None;
         Ok((assemble(&self.plan, self.packed)?, self.plan, self.text))
     }
 }

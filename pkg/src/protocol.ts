@@ -121,7 +121,7 @@ export interface ThreadsWanted {
   ports: MessagePort[];
 }
 
-/** Worker → page while it downloads: a worker that hashes and stores is wanted, behind this port. */
+/** Worker → page while it loads: a worker that reads, hashes and stores is wanted, behind this port. */
 export interface KeeperWanted {
   type: "keeper";
   port: MessagePort;
@@ -132,17 +132,25 @@ export interface KeeperInit {
   keeper: MessagePort;
 }
 
-/** Worker → keeper: bytes for a key of a bucket of the Cache API. */
+/** Where a chunk lies: in an origin private file, in a table of an IndexedDB database, or in a bucket of the Cache API. */
+export type ChunkPlace =
+  | { folder: string; file: string; at: number; length: number }
+  | { database: string; table: string; key: string }
+  | { bucket: string; url: string };
+
+/**
+ * Worker → keeper: bytes to be stored at a place; without bytes, what is stored there is wanted; without a place, files
+ * that are open are to be closed.
+ */
 export interface KeepRequest {
   id: number;
-  bucket: string;
-  url: string;
-  bytes: ArrayBuffer;
+  place?: ChunkPlace;
+  bytes?: ArrayBuffer;
 }
 
-/** Keeper → worker: the SHA-256 of what is stored, in hex, and the memory back; id 0: it listens. */
-export type KeepReply = { id: number; bytes?: ArrayBuffer } & (
-  | { hash: string }
+/** Keeper → worker: the SHA-256 of what is stored, in hex, and the memory back, or what was wanted; id 0: it listens. */
+export type KeepReply = { id: number; bytes?: ArrayBuffer | undefined } & (
+  | { hash?: string }
   | { error: { name: string; message: string } }
 );
 

@@ -16,7 +16,7 @@ export interface Scope {
 }
 
 /** Imports a build and says where its wasm file is. */
-export type LoadGlue = (build: { tier: Tier; threaded: boolean }) => Promise<{ glue: Glue; wasm: URL }>;
+export type LoadGlue = (build: { tier: Tier; threaded: boolean }) => { glue: Promise<Glue>; wasm: URL };
 
 /** Serves the protocol on a worker's scope. */
 export function runShell(scope: Scope, loadGlue: LoadGlue): void {
@@ -40,12 +40,18 @@ export function runShell(scope: Scope, loadGlue: LoadGlue): void {
   });
 
   async function start({ tier, threads, lockName }: Init): Promise<void> {
-    await holdLock(scope.navigator?.locks, lockName);
+    // All at once: each is a way to the disk or the network.
+    const locking = holdLock(scope.navigator?.locks, lockName);
+    const { glue: importing, wasm } = loadGlue({ tier, threaded: threads > 1 });
+    const fetching = fetchWasm(wasm);
+    importing.catch(() => {});
+    fetching.catch(() => {});
+    await locking;
     say({ type: "locked" });
-    const { glue, wasm } = await loadGlue({ tier, threaded: threads > 1 }).catch((cause) => {
+    const glue = await importing.catch((cause) => {
       throw failure("network", `the engine's script could not be loaded: ${messageOf(cause)}`, { cause });
     });
-    const response = await fetchWasm(wasm);
+    const response = await fetching;
     await glue.default({ module_or_path: response }).catch((thrown) => {
       throw instantiationError(thrown, wasm);
     });

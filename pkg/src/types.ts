@@ -8,7 +8,7 @@ export type { ErrorCode };
 /** The instruction set that a build of the engine uses. */
 export type Tier = "simd128" | "relaxed";
 
-/** Where downloaded weights are kept. */
+/** Where downloaded weights are kept; `auto`: in an origin-private file, else in IndexedDB, else in the Cache API. */
 export type CacheKind = "auto" | "cache-api" | "indexeddb" | "none";
 
 /**

@@ -61,7 +61,8 @@ function shell(glue: Partial<Glue> = {}, wasm: URL = WASM): Shell {
       if (message === "trap") throw new WebAssembly.RuntimeError("unreachable");
     }
   }
-  const load: LoadGlue = async () => ({ glue: { default: async () => {}, QandleWorker, ...glue }, wasm });
+  const built = Promise.resolve({ default: async () => {}, QandleWorker, ...glue });
+  const load: LoadGlue = () => ({ glue: built, wasm });
   runShell(scope as unknown as Scope, load);
   return { scope, handled, post: (message) => say?.(message as RequestReply) };
 }
@@ -111,7 +112,8 @@ test("a_start_that_fails_is_fatal_and_says_why", async () => {
 
 test("a_build_that_cannot_be_imported_is_a_network_failure", async () => {
   const scope = new FakeScope();
-  runShell(scope as unknown as Scope, () => Promise.reject(new TypeError("Failed to fetch")));
+  const glue = Promise.reject(new TypeError("Failed to fetch"));
+  runShell(scope as unknown as Scope, () => ({ glue, wasm: WASM }));
   scope.fire("message", { data: INIT });
   assert.deepEqual(await scope.types(2), ["locked", "fatal"]);
   assert.equal(scope.posted[1]?.error?.code, "network");

@@ -19,6 +19,6 @@ mod warm_up;
 pub use activations::{Activations, Needs};
 pub use dtype::DType;
 pub use matmul::{matmul, Job};
-pub use packed::{PackedMatrix, Packer, LAYOUT};
+pub use packed::{PackedMatrix, Packer, Unfilled, LAYOUT};
 pub use quantize::Quantizer;
 pub use warm_up::warm_up;

@@ -14,6 +14,7 @@ use super::dtype::DType;
 use crate::error::{Error, Result};
 use format::{Float, Layout, Quant, ROWS};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Version of the packed layouts of all types, for bytes that are kept: another number whenever one of them changes.
 pub const LAYOUT: u32 = 1;
@@ -71,6 +72,56 @@ pub struct PackedMatrix {
     specials: bool,
 }
 
+/// A matrix with memory of its own that was not written yet.
+pub struct Unfilled(PackedMatrix);
+
+impl Unfilled {
+    /// Takes the memory.
+    ///
+    /// # Errors
+    /// As [`Packer::new`].
+    pub fn new(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        PackedMatrix::unwritten(dtype, rows, cols).map(Self)
+    }
+
+    /// The memory, whole sixteen bytes.
+    fn room(&mut self) -> &mut [MaybeUninit<u8>] {
+        let bytes = 16 * self.0.bytes.div_ceil(16);
+        let room = self.0.chunks.spare_capacity_mut();
+        debug_assert!(bytes <= 16 * room.len());
+        // SAFETY: a `Chunk` is sixteen bytes that may hold anything, and there is room for as many of them as `bytes` need.
+        unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), bytes) }
+    }
+
+    /// The addresses of the memory.
+    pub fn addresses(&mut self) -> Range<usize> {
+        let room = self.room().as_ptr_range();
+        room.start as usize..room.end as usize
+    }
+
+    /// As [`PackedMatrix::from_packed`], piece by piece: `get` fills the piece from that offset on and gives it back as bytes.
+    ///
+    /// # Errors
+    /// What `get` returns. Panics where `get` gives back other memory.
+    pub fn fill(
+        mut self,
+        piece: usize,
+        mut get: impl for<'a> FnMut(usize, &'a mut [MaybeUninit<u8>]) -> Result<&'a [u8]>,
+    ) -> Result<PackedMatrix> {
+        let bytes = self.0.bytes;
+        let (wanted, padding) = self.room().split_at_mut(bytes);
+        padding.fill(MaybeUninit::new(0));
+        for (i, part) in wanted.chunks_mut(piece.max(1)).enumerate() {
+            let (start, len) = (part.as_ptr().cast::<u8>(), part.len());
+            let filled = get(i * piece, part)?;
+            assert!(filled.as_ptr() == start && filled.len() == len, "other memory was filled");
+        }
+        // SAFETY: every byte was written: `get` gave all of them back as bytes, and the padding is zero.
+        unsafe { self.0.chunks.set_len(bytes.div_ceil(16)) };
+        Ok(self.0.sealed())
+    }
+}
+
 impl PackedMatrix {
     /// Bytes of the packed form of a matrix.
     ///
@@ -113,40 +164,6 @@ impl PackedMatrix {
     ) -> Result<Self> {
         let mut matrix = Self::zeros(dtype, rows, cols)?;
         fill(matrix.data_mut())?;
-        Ok(matrix.sealed())
-    }
-
-    /// As [`PackedMatrix::from_packed`], piece by piece into memory that was never written: `get` fills the piece from that
-    /// offset on and gives it back as bytes.
-    ///
-    /// # Errors
-    /// As [`Packer::new`], and what `get` returns. Panics where `get` gives back other memory.
-    pub fn from_pieces(
-        dtype: DType,
-        rows: usize,
-        cols: usize,
-        piece: usize,
-        mut get: impl for<'a> FnMut(usize, &'a mut [MaybeUninit<u8>]) -> Result<&'a [u8]>,
-    ) -> Result<Self> {
-        let mut matrix = Self::unwritten(dtype, rows, cols)?;
-        let (bytes, room) = (matrix.bytes, matrix.chunks.spare_capacity_mut());
-        debug_assert!(bytes <= 16 * room.len());
-        // SAFETY: a `Chunk` is sixteen bytes that may hold anything, and there is room for as many of them as `bytes` need.
-        let room = unsafe {
-            std::slice::from_raw_parts_mut(
-                room.as_mut_ptr().cast::<MaybeUninit<u8>>(),
-                16 * bytes.div_ceil(16),
-            )
-        };
-        let (wanted, padding) = room.split_at_mut(bytes);
-        padding.fill(MaybeUninit::new(0));
-        for (i, part) in wanted.chunks_mut(piece.max(1)).enumerate() {
-            let (start, len) = (part.as_ptr().cast::<u8>(), part.len());
-            let filled = get(i * piece, part)?;
-            assert!(filled.as_ptr() == start && filled.len() == len, "other memory was filled");
-        }
-        // SAFETY: every byte was written: `get` gave all of them back as bytes, and the padding is zero.
-        unsafe { matrix.chunks.set_len(bytes.div_ceil(16)) };
         Ok(matrix.sealed())
     }
 

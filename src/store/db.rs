@@ -8,7 +8,8 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{IdbDatabase, IdbFactory, IdbOpenDbRequest, IdbRequest, IdbTransaction, IdbTransactionMode};
 
-const NAME: &str = "qandle";
+/// The database's name.
+pub(super) const NAME: &str = "qandle";
 const VERSION: u32 = 1;
 /// A database that another tab holds back, or that a browser never opens, is none.
 const OPEN_MS: i32 = 5000;
@@ -18,14 +19,14 @@ const OPEN_MS: i32 = 5000;
 pub enum Table {
     /// Rows of [`super::manifest::Manifest`], as JSON text, by source.
     Models,
-    /// Bytes of chunks where there is no Cache API.
+    /// Bytes of chunks, as `Blob`s.
     Chunks,
 }
 
 const TABLES: [Table; 2] = [Table::Models, Table::Chunks];
 
 impl Table {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Table::Models => "models",
             Table::Chunks => "chunks",
@@ -94,6 +95,14 @@ impl Db {
         let transaction = self.0.transaction_with_str(table.name())?;
         let request = transaction.object_store(table.name())?.get_all()?;
         Ok(Array::from(&result_of(&request).await?).to_vec())
+    }
+
+    /// All keys of a table.
+    pub async fn keys(&self, table: Table) -> Result<Vec<String>, Refusal> {
+        let transaction = self.0.transaction_with_str(table.name())?;
+        let request = transaction.object_store(table.name())?.get_all_keys()?;
+        let keys = result_of(&request).await?;
+        Ok(Array::from(&keys).iter().filter_map(|key| key.as_string()).collect())
     }
 
     /// Keeps a value; when this comes back, it is stored.

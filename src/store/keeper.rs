@@ -1,5 +1,5 @@
-//! A worker beside this one that hashes and stores chunks, where the page can make one. Chromium does both on the thread
-//! that asks: a third of a cold load.
+//! A worker beside this one that hashes and stores chunks, and reads them, where the page can make one. Chromium does all of
+//! it on the thread that asks: a third of a cold load, half of a warm one.
 
 use super::browser::within;
 use super::db::Refusal;
@@ -11,13 +11,19 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{MessageChannel, MessageEvent, MessagePort};
 
+/// A worker that is not there by then is not waited for, ms.
+const START_MS: i32 = 3000;
 /// A chunk that is not stored by then never will be, ms.
-const LIMIT_MS: i32 = 60_000;
+const STORED_MS: i32 = 60_000;
+/// A chunk that is not read by then is read here, ms.
+const READ_MS: i32 = 10_000;
 
 /// The worker's port.
 pub struct Keeper {
     port: MessagePort,
     state: Rc<State>,
+    /// Resolves when the worker is there.
+    there: Promise,
     _listener: Closure<dyn FnMut(MessageEvent)>,
 }
 
@@ -60,8 +66,27 @@ impl Keeper {
             }
         });
         port.set_onmessage(Some(listener.as_ref().unchecked_ref()));
+        let there = Promise::new(&mut |resolve, _| {
+            state.waiting.borrow_mut().insert(0, resolve);
+        });
         post.call1(&JsValue::NULL, &wanted)?;
-        Ok(Self { port, state, _listener: listener })
+        Ok(Self { port, state, there, _listener: listener })
+    }
+
+    /// Waits until it is there, if it ever will be.
+    pub async fn start(&self) {
+        if !self.listens() {
+            // What is not there does not listen.
+            let _ = within(START_MS, JsFuture::from(self.there.clone()), "").await;
+        }
+    }
+
+    /// Closes the files that it has open.
+    pub async fn close_files(&self) {
+        if self.listens() {
+            // One that does not answer is none any more, and its files are closed with it.
+            let _ = self.ask_for(&JsValue::UNDEFINED, None, READ_MS).await;
+        }
     }
 
     /// Whether it is there.
@@ -80,22 +105,8 @@ impl Keeper {
     ///
     /// # Errors
     /// What the browser's storage said.
-    pub async fn keep(&self, bucket: &str, url: &str, bytes: &Uint8Array) -> Result<String, Refusal> {
-        let id = self.state.next.get() + 1;
-        self.state.next.set(id);
-        let bytes = bytes.buffer();
-        let message = object(&[
-            ("id", &id.into()),
-            ("bucket", &bucket.into()),
-            ("url", &url.into()),
-            ("bytes", &bytes),
-        ]);
-        let answer = Promise::new(&mut |resolve, _| {
-            self.state.waiting.borrow_mut().insert(id, resolve);
-        });
-        self.port.post_message_with_transferable(&message, &js_sys::Array::of1(&bytes))?;
-        let answer = within(LIMIT_MS, JsFuture::from(answer), "the worker that stores does not answer").await;
-        let answer = answer.inspect_err(|_| self.state.listens.set(false))?;
+    pub async fn keep(&self, place: &Object, bytes: &Uint8Array) -> Result<String, Refusal> {
+        let answer = self.ask_for(place, Some(&bytes.buffer()), STORED_MS).await?;
         if let Ok(spare) = get(&answer, "bytes").dyn_into() {
             self.state.spare.borrow_mut().push(spare);
         }
@@ -105,13 +116,44 @@ impl Keeper {
             _ => Err(error.into()),
         }
     }
+
+    /// What is stored at a place; `None` where nothing is, or it does not say.
+    pub async fn read(&self, place: &Object) -> Option<Uint8Array> {
+        let answer = self.ask_for(place, None, READ_MS).await.ok()?;
+        let bytes = get(&answer, "bytes").dyn_into::<ArrayBuffer>().ok()?;
+        Some(Uint8Array::new(&bytes))
+    }
+
+    async fn ask_for(
+        &self,
+        place: &JsValue,
+        bytes: Option<&ArrayBuffer>,
+        ms: i32,
+    ) -> Result<JsValue, JsValue> {
+        let id = self.state.next.get() + 1;
+        self.state.next.set(id);
+        let message = object(&[("id", &id.into()), ("place", place)]);
+        let answer = Promise::new(&mut |resolve, _| {
+            self.state.waiting.borrow_mut().insert(id, resolve);
+        });
+        match bytes {
+            Some(bytes) => {
+                Reflect::set(&message, &"bytes".into(), bytes)?;
+                self.port.post_message_with_transferable(&message, &js_sys::Array::of1(bytes))?;
+            }
+            None => self.port.post_message(&message)?,
+        }
+        let answer = within(ms, JsFuture::from(answer), "the worker that stores does not answer").await;
+        answer.inspect_err(|_| self.state.listens.set(false))
+    }
 }
 
 fn get(object: &JsValue, key: &str) -> JsValue {
     Reflect::get(object, &key.into()).unwrap_or(JsValue::UNDEFINED)
 }
 
-fn object(members: &[(&str, &JsValue)]) -> Object {
+/// A plain object.
+pub(super) fn object(members: &[(&str, &JsValue)]) -> Object {
     let object = Object::new();
     for (key, value) in members {
         // Setting a member of a plain object cannot fail.

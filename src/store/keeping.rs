@@ -2,10 +2,9 @@
 //! row that says what is kept.
 
 use super::browser::{sha256, storage_estimate};
-use super::chunks::{url, BUCKET};
 use super::db::Refusal;
 use super::keeper::Keeper;
-use super::manifest::{self, chunk_range, Manifest};
+use super::manifest::{chunk_range, Manifest};
 use super::remote::{Miss, Remote};
 use super::source::Place;
 use super::Store;
@@ -38,7 +37,7 @@ pub(super) struct Shared {
     pub(super) place: Place,
     /// Whether all of it was kept when it was opened.
     pub(super) was_complete: bool,
-    /// Hashes and stores in our stead, where there is one.
+    /// Hashes, stores and reads in our stead, where there is one.
     pub(super) keeper: Option<Keeper>,
     pub(super) remote: Remote,
     pub(super) store: Option<Store>,
@@ -102,7 +101,11 @@ impl Shared {
         if let (Some(row), Some(store)) =
             (row.filter(|row| row.chunks.get(i).is_some_and(Option::is_some)), &self.store)
         {
-            if let Ok(Some(found)) = store.chunk(&row, i).await {
+            if let Some(keeper) = &self.keeper {
+                // A file that it writes is read by nobody else.
+                keeper.start().await;
+            }
+            if let Ok(Some(found)) = store.chunk(&row, i, self.keeper.as_ref()).await {
                 self.cached.set(self.cached.get() + u64::from(found.length()));
                 self.told_bytes();
                 return Ok((found, false));
@@ -121,10 +124,14 @@ impl Shared {
         if i >= row.chunks.len() || u64::from(bytes.length()) != wanted.end - wanted.start {
             return;
         }
+        if let Some(keeper) = &self.keeper {
+            keeper.start().await;
+        }
         let hash = match &self.keeper {
-            Some(keeper) if keeper.listens() && row.place == manifest::Place::CacheApi => {
-                keeper.keep(BUCKET, &url(&row.generation, i), bytes).await
-            }
+            Some(keeper) if keeper.listens() => match store.place(&row, i).await {
+                Ok(place) => keeper.keep(&place, bytes).await,
+                Err(refusal) => Err(refusal),
+            },
             _ => {
                 let hash = sha256(bytes).await;
                 if !self.keeping.get() {
@@ -234,6 +241,9 @@ impl Shared {
 
     /// The end of a load: the row says when it was used, or is gone where it could not be kept whole.
     pub(super) async fn settle(self: &Rc<Self>, sha256: Option<String>, now: f64) -> bool {
+        if let Some(keeper) = &self.keeper {
+            keeper.close_files().await;
+        }
         if self.refusal.borrow().is_some() && !self.was_complete {
             self.forget().await;
             return false;
@@ -248,6 +258,10 @@ impl Shared {
 
     pub(super) async fn forget(&self) {
         self.keeping.set(false);
+        if let Some(keeper) = &self.keeper {
+            // A file that is open cannot be removed.
+            keeper.close_files().await;
+        }
         let row = self.row.borrow_mut().take();
         if let (Some(row), Some(store)) = (row, &self.store) {
             // What cannot be deleted has no row any more, and goes with the next sweep.

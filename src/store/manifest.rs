@@ -16,6 +16,8 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
+    /// In a file of the origin private file system, each at its place.
+    File,
     /// In the Cache API.
     CacheApi,
     /// In IndexedDB.

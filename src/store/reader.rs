@@ -1,11 +1,12 @@
 //! A remote file in order: chunks that are kept come from the store, the others from the network, several at once, and
 //! are kept in passing.
 
-use super::browser::{lock, sha256, Lock};
+use super::browser::{is_secure, lock, sha256, Lock};
 use super::keeper::Keeper;
 pub use super::keeping::Hooks;
 use super::keeping::{Shared, Task};
-use super::manifest::{chunk_count, Manifest, CHUNK};
+use super::manifest::{self, chunk_count, Manifest, CHUNK};
+use super::opfs;
 use super::remote::{First, Miss, Remote, Told};
 use super::source::{Body, Place};
 use super::stream::Stream;
@@ -24,9 +25,20 @@ pub const AT_ONCE: usize = 4;
 /// Chunks on their way at once: from the store that many, and enough to keep the requests busy.
 const CHUNKS_AT_ONCE: usize = 4;
 /// Chunks that are read but not kept yet: they take memory.
-const UNKEPT: usize = 3;
+const UNKEPT: usize = 6;
 /// Chunks that are held before a header is whole.
 const HELD: usize = 4;
+
+/// Bytes that are read at a time of a file that lies as one.
+const PIECE: u64 = 1 << 20;
+
+/// A file that lies as one, and how far it is read.
+struct Stored {
+    file: opfs::File,
+    at: u64,
+    bytes: u64,
+    piece: Uint8Array,
+}
 
 /// A file that is read from its beginning to its end.
 pub struct Reader {
@@ -34,6 +46,8 @@ pub struct Reader {
     /// The body that is being read, before the tasks or instead of them.
     stream: Option<Stream>,
     tasks: VecDeque<Task>,
+    /// The whole file, where it lies as one.
+    file: Option<Stored>,
     /// The next chunk to start a task for.
     issued: usize,
     /// Chunks that came before it was said that the file is sound.
@@ -43,6 +57,26 @@ pub struct Reader {
     /// Chunks that are being kept.
     keeps: VecDeque<Promise>,
     _lock: Option<Lock>,
+}
+
+impl Stored {
+    /// `None` where it cannot be opened, because another tab has it open or for whatever reason, or is not whole.
+    async fn open(row: &Manifest) -> Option<Self> {
+        let file = opfs::File::read(opfs::WEIGHTS, &row.generation).await.ok()?;
+        let whole = file.size().is_ok_and(|size| size == row.bytes as f64);
+        let piece = Uint8Array::new_with_length(PIECE as u32);
+        whole.then_some(Self { file, at: 0, bytes: row.bytes, piece })
+    }
+
+    fn next(&mut self) -> Result<Option<Uint8Array>, Error> {
+        let n = PIECE.min(self.bytes - self.at);
+        let piece = self.piece.subarray(0, n as u32);
+        if n > 0 && !self.file.get_bytes(self.at, &piece).is_ok_and(|whole| whole) {
+            return Err(Error::integrity("the stored file cannot be read"));
+        }
+        self.at += n;
+        Ok((n > 0).then_some(piece))
+    }
 }
 
 impl Reader {
@@ -79,12 +113,18 @@ impl Reader {
             (row.etag, row.last_modified) = (None, None);
         }
         let was_complete = row.as_ref().is_some_and(Manifest::is_complete);
-        let keeps = store.is_some() && !was_complete;
+        let mut file = None;
+        if let Some(row) = row.as_ref().filter(|row| was_complete && row.place == manifest::Place::File) {
+            file = Stored::open(row).await;
+        }
+        // Chunks that are there are read by it too; for few of them that is not worth a worker.
+        let few = row.as_ref().is_some_and(|row| row.chunks.len() <= CHUNKS_AT_ONCE);
+        let helps = store.is_some() && is_secure() && file.is_none() && !(was_complete && few);
         let shared = Rc::new(Shared {
             remote: Remote::new(&place.url, at_once, &abort.signal())?,
             place: place.clone(),
             was_complete,
-            keeper: if keeps { hooks.post.as_ref().and_then(|post| Keeper::ask(post).ok()) } else { None },
+            keeper: if helps { hooks.post.as_ref().and_then(|post| Keeper::ask(post).ok()) } else { None },
             store,
             keeping: Cell::new(row.is_some()),
             row: RefCell::new(row),
@@ -101,6 +141,7 @@ impl Reader {
             shared,
             stream: None,
             tasks: VecDeque::new(),
+            file,
             issued: 0,
             held: Vec::new(),
             given: None,
@@ -147,20 +188,21 @@ impl Reader {
         if let (false, Some(store)) = (known, &shared.store) {
             let told = shared.remote.told();
             let bytes = told.bytes.unwrap_or(end);
-            let mut row = store.new_manifest(&shared.place, bytes);
-            (row.etag, row.last_modified) = (told.etag, told.last_modified);
-            (row.name, row.packed_bytes) = (name.to_string(), packed_bytes);
             if shared.has_room(bytes).await {
+                let row = store.new_manifest(&shared.place, bytes).await.map(|mut row| {
+                    (row.etag, row.last_modified) = (told.etag, told.last_modified);
+                    (row.name, row.packed_bytes) = (name.to_string(), packed_bytes);
+                    row
+                });
                 // Before any chunk: what no row names is nobody's.
-                match store.put_manifest(&row).await {
-                    Ok(()) => {
-                        *shared.row.borrow_mut() = Some(row);
-                        shared.keeping.set(true);
-                    }
-                    Err(refusal) => {
-                        shared.keeping.set(true);
-                        shared.refused(refusal).await;
-                    }
+                let written = match row {
+                    Ok(row) => store.put_manifest(&row).await.map(|()| row),
+                    Err(refusal) => Err(refusal),
+                };
+                shared.keeping.set(true);
+                match written {
+                    Ok(row) => *shared.row.borrow_mut() = Some(row),
+                    Err(refusal) => shared.refused(refusal).await,
                 }
             }
         }
@@ -180,6 +222,13 @@ impl Reader {
     pub async fn next(&mut self) -> Result<Option<Uint8Array>, Miss> {
         if let Some((i, bytes)) = self.given.take() {
             self.keep(i, bytes);
+        }
+        if let Some(file) = &mut self.file {
+            let piece = file.next()?;
+            let n = piece.as_ref().map_or(0, Uint8Array::length);
+            self.shared.cached.set(self.shared.cached.get() + u64::from(n));
+            self.shared.told_bytes();
+            return Ok(piece);
         }
         loop {
             if self.stream.is_some() {
@@ -352,12 +401,13 @@ impl Reader {
     /// Looks for chunks that are not what they were when they were kept, and strikes them out. Says how many.
     pub async fn mend(&mut self) -> usize {
         self.cancel();
+        self.file = None;
         self.settle_tasks().await;
         let (Some(store), Some(mut row)) = (self.shared.store.clone(), self.row()) else { return 0 };
         let mut bad = 0;
         for i in 0..row.chunks.len() {
             let Some(hash) = &row.chunks[i] else { continue };
-            let there = store.chunk(&row, i).await.ok().flatten();
+            let there = store.chunk(&row, i, self.shared.keeper.as_ref()).await.ok().flatten();
             let sound = match &there {
                 Some(bytes) => sha256(bytes).await == *hash,
                 None => false,
@@ -377,6 +427,7 @@ impl Reader {
     /// Forgets what is kept of the file.
     pub async fn forget(&mut self) {
         self.cancel();
+        self.file = None;
         self.settle_tasks().await;
         self.shared.forget().await;
     }

@@ -3,47 +3,71 @@
 use super::browser::random_name;
 use super::chunks::Chunks;
 use super::db::{Db, Refusal, Table};
-use super::manifest::{Manifest, Place};
+use super::keeper::Keeper;
+use super::manifest::{chunk_range, Manifest, Place};
+use super::opfs;
 use super::source;
-use js_sys::Uint8Array;
+use js_sys::{Object, Uint8Array};
+use std::cell::OnceCell;
 use std::rc::Rc;
 use wasm_bindgen::JsValue;
 
-/// Beginning of the names of chunks by which the Cache API is tried.
+/// Beginning of the names of chunks by which a place is tried.
 const PROBE: &str = "probe-";
+
+/// The places for chunks, the best first.
+const BEST: [Place; 3] = [Place::File, Place::Indexeddb, Place::CacheApi];
 
 /// Everything that is kept.
 #[derive(Debug, Clone)]
 pub struct Store {
     db: Rc<Db>,
-    cache: Option<Chunks>,
-    place: Place,
+    /// Where new chunks must go; otherwise the best place that takes them.
+    place: Option<Place>,
+    /// The Cache API's bucket, once it was wanted.
+    cache: Rc<OnceCell<Chunks>>,
 }
 
 impl Store {
-    /// Opens it. New chunks go to `place`, by default to the Cache API where that works.
+    /// Opens it. New chunks go to `place`, by default to the first of [`BEST`] that takes them.
     ///
     /// # Errors
     /// Where nothing can be kept.
     pub async fn open(place: Option<Place>) -> Result<Self, Refusal> {
-        let db = Rc::new(Db::open().await?);
-        // What is kept in the Cache API is read and deleted there even where it takes nothing more.
-        let opened = Chunks::cache().await;
-        let works = match &opened {
-            Ok(cache) => try_out(cache).await,
-            Err(refusal) => Err(refusal.clone()),
-        };
-        if let (Err(refusal), Some(Place::CacheApi)) = (&works, place) {
-            return Err(refusal.clone());
-        }
-        let best = if works.is_ok() { Place::CacheApi } else { Place::Indexeddb };
-        let cache = opened.ok();
-        Ok(Self { db, cache, place: place.unwrap_or(best) })
+        Ok(Self { db: Rc::new(Db::open().await?), place, cache: Rc::default() })
     }
 
     /// A row for a file of which nothing is there yet.
-    pub fn new_manifest(&self, place: &source::Place, bytes: u64) -> Manifest {
-        Manifest::new(&place.key, &place.url, self.place, random_name(), bytes)
+    ///
+    /// # Errors
+    /// Where no place takes chunks.
+    pub async fn new_manifest(&self, place: &source::Place, bytes: u64) -> Result<Manifest, Refusal> {
+        let places = match &self.place {
+            Some(place) => std::slice::from_ref(place),
+            None => &BEST,
+        };
+        let mut refused = None;
+        for at in places {
+            match self.try_out(*at).await {
+                Ok(()) => return Ok(Manifest::new(&place.key, &place.url, *at, random_name(), bytes)),
+                Err(refusal) => refused = refused.or(Some(refusal)),
+            }
+        }
+        Err(refused.unwrap_or_else(|| JsValue::from("there is no place for chunks").into()))
+    }
+
+    /// Sends a small chunk through a place: some browsers open one and then refuse.
+    async fn try_out(&self, place: Place) -> Result<(), Refusal> {
+        let chunks = self.chunks(place).await?;
+        // One that a closed tab leaves behind stays: three bytes, which no sweep may take from a tab that is just trying.
+        let name = format!("{PROBE}{}", random_name());
+        chunks.put(&name, 0, &Uint8Array::from(&[1u8, 2, 3][..])).await?;
+        let back = chunks.get(&name, 0, 3).await?;
+        chunks.delete(&name, 1).await?;
+        match back {
+            Some(bytes) if bytes.length() == 3 => Ok(()),
+            _ => Err(JsValue::from("what was stored is not given back").into()),
+        }
     }
 
     /// The row of a source.
@@ -78,16 +102,35 @@ impl Store {
         self.db.put(Table::Models, &row.source, &row.text().into()).await
     }
 
-    /// A chunk, if it is there and as long as it must be.
-    pub async fn chunk(&self, row: &Manifest, i: usize) -> Result<Option<Uint8Array>, Refusal> {
-        let range = super::manifest::chunk_range(i, row.bytes);
-        let found = self.chunks(row.place)?.get(&row.generation, i).await?;
-        Ok(found.filter(|bytes| u64::from(bytes.length()) == range.end - range.start))
+    /// A chunk, if it is there and as long as it must be; read by `keeper` where there is one.
+    pub async fn chunk(
+        &self,
+        row: &Manifest,
+        i: usize,
+        keeper: Option<&Keeper>,
+    ) -> Result<Option<Uint8Array>, Refusal> {
+        let chunks = self.chunks(row.place).await?;
+        let length = length(row, i);
+        if let Some(keeper) = keeper.filter(|keeper| keeper.listens()) {
+            let found = keeper.read(&chunks.place(&row.generation, i, length)).await;
+            if let Some(bytes) = found.filter(|bytes| u64::from(bytes.length()) == length) {
+                return Ok(Some(bytes));
+            }
+        }
+        chunks.get(&row.generation, i, length).await
+    }
+
+    /// Where a chunk of a row is, for the worker that stores.
+    ///
+    /// # Errors
+    /// Where its place is gone.
+    pub async fn place(&self, row: &Manifest, i: usize) -> Result<Object, Refusal> {
+        Ok(self.chunks(row.place).await?.place(&row.generation, i, length(row, i)))
     }
 
     /// Keeps a chunk; the row that names it is the caller's to write.
     pub async fn put_chunk(&self, row: &Manifest, i: usize, bytes: &Uint8Array) -> Result<(), Refusal> {
-        self.chunks(row.place)?.put(&row.generation, i, bytes).await
+        self.chunks(row.place).await?.put(&row.generation, i, bytes).await
     }
 
     /// Forgets a file: first its row, so that a half deleted one is none.
@@ -96,8 +139,8 @@ impl Store {
         if self.manifest(&row.source).await?.is_none_or(|now| now.generation == row.generation) {
             self.db.delete(Table::Models, std::slice::from_ref(&row.source)).await?;
         }
-        super::opfs::remove(&row.generation).await;
-        self.chunks(row.place)?.delete(&row.generation, row.chunks.len()).await
+        opfs::remove(opfs::IMAGES, &row.generation).await;
+        self.chunks(row.place).await?.delete(&row.generation, row.chunks.len()).await
     }
 
     /// Removes all images: they can be made again. Says whether there were any.
@@ -107,7 +150,7 @@ impl Store {
         for row in rows.into_iter().filter(|row| row.image.is_some()) {
             any = true;
             if self.modify(&row.source, &row.generation, |row| row.image = None).await.is_ok() {
-                super::opfs::remove(&row.generation).await;
+                opfs::remove(opfs::IMAGES, &row.generation).await;
             }
         }
         any
@@ -116,48 +159,48 @@ impl Store {
     /// Removes what no row names: leavings of a tab that was closed while it deleted.
     pub async fn sweep(&self) {
         // What is there first: what comes to it while the rows are read is named by one.
-        let names = super::opfs::names().await;
-        let chunks = match &self.cache {
-            Some(cache) => cache.all().await,
-            None => Vec::new(),
-        };
+        let names = opfs::names(opfs::IMAGES).await;
+        let mut places = Vec::new();
+        for place in BEST {
+            if let Ok(chunks) = self.chunks(place).await {
+                let names = chunks.all().await;
+                places.push((chunks, names));
+            }
+        }
         let Ok(rows) = self.manifests().await else { return };
         let kept = |generation: &str| {
             generation.starts_with(PROBE) || rows.iter().any(|row| row.generation == generation)
         };
-        for name in names {
-            if !kept(&name) {
-                super::opfs::remove(&name).await;
-            }
+        for name in names.iter().filter(|name| !kept(name)) {
+            opfs::remove(opfs::IMAGES, name).await;
         }
-        if let Some(cache) = &self.cache {
-            cache.sweep(chunks, &kept).await;
+        for (chunks, names) in places {
+            for name in names.into_iter().filter(|name| !kept(&name.generation())) {
+                chunks.remove(name).await;
+            }
         }
     }
 
-    fn chunks(&self, place: Place) -> Result<Chunks, Refusal> {
+    async fn chunks(&self, place: Place) -> Result<Chunks, Refusal> {
         match place {
+            Place::File => Ok(Chunks::File),
             Place::Indexeddb => Ok(Chunks::Db(self.db.clone())),
-            Place::CacheApi => {
-                self.cache.clone().ok_or_else(|| JsValue::from("there is no Cache API").into())
-            }
+            Place::CacheApi => match self.cache.get() {
+                Some(cache) => Ok(cache.clone()),
+                None => {
+                    let cache = Chunks::cache().await?;
+                    Ok(self.cache.get_or_init(|| cache).clone())
+                }
+            },
         }
     }
+}
+
+fn length(row: &Manifest, i: usize) -> u64 {
+    let range = chunk_range(i, row.bytes);
+    range.end - range.start
 }
 
 fn read(row: &JsValue) -> Option<Manifest> {
     Manifest::read(&row.as_string()?)
-}
-
-/// Sends a small chunk through it: some browsers open the Cache API and then refuse.
-async fn try_out(cache: &Chunks) -> Result<(), Refusal> {
-    // One that a closed tab leaves behind stays: three bytes, which no sweep may take from a tab that is just trying.
-    let name = format!("{PROBE}{}", random_name());
-    cache.put(&name, 0, &Uint8Array::from(&[1u8, 2, 3][..])).await?;
-    let back = cache.get(&name, 0).await?;
-    cache.delete(&name, 1).await?;
-    match back {
-        Some(bytes) if bytes.length() == 3 => Ok(()),
-        _ => Err(JsValue::from("the Cache API does not give back what it took").into()),
-    }
 }

@@ -8,7 +8,7 @@ use crate::image;
 use crate::model::Model;
 use crate::store::browser::{each_piece, sleep, storage_estimate};
 use crate::store::manifest::{Image, Manifest};
-use crate::store::opfs::{self, File};
+use crate::store::opfs::{self, File, IMAGES};
 use crate::store::Store;
 use crate::weights::Loader;
 use serde_json::json;
@@ -99,13 +99,13 @@ impl Inner {
         }
         let written = self.write_image_to(&mut writer, &row.generation, abort).await;
         if written.is_err() {
-            opfs::remove(&row.generation).await;
+            opfs::remove(IMAGES, &row.generation).await;
             return written;
         }
         let image = Image { bytes: writer.bytes(), version: version() };
         if !store.modify(&row.source, &row.generation, move |row| row.image = Some(image)).await? {
             // Deleted or replaced meanwhile.
-            opfs::remove(&row.generation).await;
+            opfs::remove(IMAGES, &row.generation).await;
         }
         Ok(())
     }
@@ -116,14 +116,14 @@ impl Inner {
         name: &str,
         abort: &AbortController,
     ) -> Result<()> {
-        let mut file = File::write(name).await?;
+        let mut file = File::write(IMAGES, name).await?;
         loop {
             self.idle(abort).await;
             if abort.signal().aborted() {
                 return Err(Error::aborted("the engine was closed"));
             }
             if self.with(|engine| writer.step(engine, &mut file))? {
-                return Ok(file.flush()?);
+                return Ok(());
             }
             sleep(0, None).await;
         }
@@ -157,7 +157,7 @@ impl Inner {
     async fn stored_model(&self, store: &Store, row: &Manifest) -> Result<Model> {
         let mut loader = Loader::new(Some(row.bytes));
         for i in 0..row.chunks.len() {
-            let chunk = store.chunk(row, i).await?;
+            let chunk = store.chunk(row, i, None).await?;
             let chunk = chunk.ok_or_else(|| Error::integrity("a chunk is not kept any more"))?;
             let mut result = Ok(());
             each_piece(&chunk, |piece| {

@@ -45,7 +45,7 @@ impl Beginning {
                 let (store, row, i, remote) = &mut **kept;
                 *i += 1;
                 let Some(hash) = row.chunks.get(*i - 1) else { return Ok(None) };
-                let chunk = store.chunk(row, *i - 1).await.ok().flatten();
+                let chunk = store.chunk(row, *i - 1, None).await.ok().flatten();
                 match chunk {
                     Some(chunk) if Some(sha256(&chunk).await) == *hash => Ok(Some(chunk)),
                     // Damaged or gone: it is mended when the file itself is read.

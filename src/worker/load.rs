@@ -13,7 +13,7 @@ use crate::image;
 use crate::kernels;
 use crate::model::Model;
 use crate::store::manifest::{self, Manifest};
-use crate::store::opfs::File;
+use crate::store::opfs::{File, IMAGES};
 use crate::store::reader::{Hooks, Reader, AT_ONCE};
 use crate::store::remote::Miss;
 use crate::store::source::{Body, Place, Source};
@@ -30,7 +30,7 @@ const WARM_UP_MS: f64 = 30.0;
 /// As [`WARM_UP_MS`], on a visit that finds the model kept: the browser then keeps the compiled code of the one before too.
 /// Without any warm-up a first prompt of 64 tokens took 604 ms then, with one of 280 ms 524.
 const WARM_UP_AGAIN_MS: f64 = 4.0;
-/// Bytes of an image between two looks at the event loop.
+/// Bytes between two looks at the event loop.
 const YIELD: u64 = 32 << 20;
 
 impl Inner {
@@ -181,12 +181,18 @@ impl Job<'_> {
         let known = reader.row().and_then(|row| row.sha256);
         let hash = wanted.is_some() && known != wanted;
         let mut reading = Reading::of_file(self, reader.told().bytes, hash);
-        let mut planned = false;
+        let (mut planned, mut unturned) = (false, 0);
         loop {
             let begun = Instant::now();
             let Some(chunk) = reader.next().await? else { break };
             self.report.spent("wait", begun);
             reading.take(&chunk).await?;
+            unturned += u64::from(chunk.length());
+            if unturned > YIELD {
+                // What lies as one file is read without waiting for anything.
+                unturned = 0;
+                self.inner.events.turn().await;
+            }
             if let (false, Some(plan)) = (planned, reading.loader.plan().cloned()) {
                 planned = true;
                 self.report.set_total(plan.end);
@@ -224,15 +230,18 @@ impl Job<'_> {
                 return Ok(None);
             }
         };
-        // Nothing depends on it.
-        let _ = store.modify(key, &row.generation, |row| row.used_at = now_ms()).await;
         self.inner.later(key, Origin::Image, false);
+        let (store, key) = (store.clone(), key.to_string());
+        wasm_bindgen_futures::spawn_local(async move {
+            // Nothing waits for it or depends on it.
+            let _ = store.modify(&key, &row.generation, |row| row.used_at = now_ms()).await;
+        });
         Ok(Some(loaded))
     }
 
     async fn read_image_of(&self, row: &Manifest) -> Result<Loaded> {
         let begun = Instant::now();
-        let mut file = File::read(&row.generation).await?;
+        let mut file = File::read(IMAGES, &row.generation).await?;
         self.report.spent("open", begun);
         let begun = Instant::now();
         let mut reader = image::Reader::open(&mut file)?;

@@ -127,7 +127,7 @@ pub(super) async fn verify<F: Future<Output = ()>>(
         let Some(hash) = hash else { continue };
         turn().await;
         found.chunks += 1;
-        let there = store.chunk(row, i).await.ok().flatten();
+        let there = store.chunk(row, i, None).await.ok().flatten();
         let sound = match &there {
             Some(bytes) => sha256(bytes).await == *hash,
             None => false,
@@ -180,7 +180,7 @@ async fn import(blob: &Blob, place: &Place, abort: &AbortController) -> Result<(
     if let Some(old) = store.manifest(&place.key).await? {
         store.delete(&old).await?;
     }
-    let mut row = store.new_manifest(place, bytes);
+    let mut row = store.new_manifest(place, bytes).await?;
     row.name = name.unwrap_or_default();
     row.packed_bytes = plan.packed_bytes;
     row.used_at = now_ms();
