@@ -13,11 +13,6 @@ pub fn scope() -> WorkerGlobalScope {
     js_sys::global().unchecked_into()
 }
 
-/// Whether the page is a secure context: others have no WebCrypto.
-pub fn is_secure() -> bool {
-    Reflect::get(&js_sys::global(), &"isSecureContext".into()).is_ok_and(|secure| secure.is_truthy())
-}
-
 /// A JavaScript error's own words.
 pub fn describe(error: &JsValue) -> String {
     match Reflect::get(error, &"message".into()).ok().and_then(|message| message.as_string()) {

@@ -1,15 +1,16 @@
 //! What a reader's tasks share: bringing a chunk from the store or the network, keeping what came from the network, and the
 //! row that says what is kept.
 
-use super::browser::{sha256, storage_estimate};
+use super::browser::{sha256, sleep, storage_estimate};
 use super::db::Refusal;
 use super::keeper::Keeper;
-use super::manifest::{chunk_range, Manifest};
+use super::manifest::{self, chunk_range, Manifest};
+use super::opfs;
 use super::remote::{Miss, Remote};
 use super::source::Place;
 use super::Store;
 use crate::error::Error;
-use js_sys::{Promise, Uint8Array};
+use js_sys::{ArrayBuffer, Promise, Uint8Array};
 use serde_json::{json, Value};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,6 +19,9 @@ use wasm_bindgen_futures::{future_to_promise, JsFuture};
 
 /// Room that is left to the browser beside a model, bytes.
 const SPARE: f64 = 16e6;
+
+/// Memory of so many chunks is held to be used again.
+const MOST_SPARE: usize = 4;
 
 /// Takes a code, a sentence and numbers.
 type OnNotice = Box<dyn Fn(&str, String, Value)>;
@@ -39,6 +43,12 @@ pub(super) struct Shared {
     pub(super) was_complete: bool,
     /// Hashes, stores and reads in our stead, where there is one.
     pub(super) keeper: Option<Keeper>,
+    /// The file of the chunks, where this thread alone writes and reads it.
+    pub(super) own_file: RefCell<Option<Rc<opfs::File>>>,
+    /// Somebody opens it just now.
+    pub(super) opening: Cell<bool>,
+    /// Memory of chunks that nobody needs any more: the browser frees it later than it is wanted again.
+    pub(super) spare: RefCell<Vec<ArrayBuffer>>,
     pub(super) remote: Remote,
     pub(super) store: Option<Store>,
     pub(super) row: RefCell<Option<Manifest>>,
@@ -105,19 +115,75 @@ impl Shared {
                 // A file that it writes is read by nobody else.
                 keeper.start().await;
             }
-            if let Ok(Some(found)) = store.chunk(&row, i, self.keeper.as_ref()).await {
+            if let Ok(Some(found)) = self.stored(store, &row, i).await {
                 self.cached.set(self.cached.get() + u64::from(found.length()));
                 self.told_bytes();
                 return Ok((found, false));
             }
         }
         let range = chunk_range(i, bytes);
-        let room = self.keeper.as_ref().and_then(|keeper| keeper.spare((range.end - range.start) as u32));
+        let length = (range.end - range.start) as u32;
+        let room = self.keeper.as_ref().and_then(|keeper| keeper.spare(length));
+        let room = room.or_else(|| {
+            let mut spare = self.spare.borrow_mut();
+            let at = spare.iter().position(|memory| memory.byte_length() == length)?;
+            Some(spare.swap_remove(at))
+        });
         Ok((self.remote.range_telling(range, room, &|| self.told_bytes()).await?, true))
     }
 
-    /// Keeps a chunk, and says so in the row. Its bytes are gone then.
+    /// A chunk that is there.
+    pub(super) async fn stored(
+        &self,
+        store: &Store,
+        row: &Manifest,
+        i: usize,
+    ) -> Result<Option<Uint8Array>, Refusal> {
+        let Some(file) = self.own_file(row).await else {
+            return store.chunk(row, i, self.keeper.as_ref()).await;
+        };
+        let range = chunk_range(i, row.bytes);
+        let bytes = Uint8Array::new_with_length((range.end - range.start) as u32);
+        Ok(file.get_bytes(range.start, &bytes)?.then_some(bytes))
+    }
+
+    /// The file of the chunks, where there is one and no other worker that has it; it stays open.
+    async fn own_file(&self, row: &Manifest) -> Option<Rc<opfs::File>> {
+        let helped = self.keeper.as_ref().is_some_and(Keeper::listens);
+        if helped || self.was_complete || row.place != manifest::Place::File {
+            return None;
+        }
+        // It can be opened once: several tasks come here at a time.
+        while self.opening.replace(true) {
+            sleep(1, None).await;
+        }
+        let mut file = self.own_file.borrow().clone();
+        if file.is_none() {
+            file = opfs::File::update(opfs::WEIGHTS, &row.generation).await.ok().map(Rc::new);
+            self.own_file.borrow_mut().clone_from(&file);
+        }
+        self.opening.set(false);
+        file
+    }
+
+    /// Closes the file of the chunks, whoever has it open: it cannot be read or removed by others before.
+    async fn close_file(&self) {
+        self.own_file.borrow_mut().take();
+        if let Some(keeper) = &self.keeper {
+            keeper.close_files().await;
+        }
+    }
+
+    /// Keeps a chunk, and says so in the row. Its bytes are gone then, or overwritten soon.
     pub(super) async fn keep(self: &Rc<Self>, i: usize, bytes: &Uint8Array) {
+        self.keep_bytes(i, bytes).await;
+        // Memory that was sent away has no bytes.
+        if bytes.length() > 0 && self.spare.borrow().len() < MOST_SPARE {
+            self.spare.borrow_mut().push(bytes.buffer());
+        }
+    }
+
+    async fn keep_bytes(self: &Rc<Self>, i: usize, bytes: &Uint8Array) {
         let Some(store) = self.store.as_ref().filter(|_| self.keeping.get()) else { return };
         let Some(row) = self.row.borrow().clone() else { return };
         let wanted = chunk_range(i, row.bytes);
@@ -137,7 +203,11 @@ impl Shared {
                 if !self.keeping.get() {
                     return;
                 }
-                store.put_chunk(&row, i, bytes).await.map(|()| hash)
+                let stored = match self.own_file(&row).await {
+                    Some(file) => file.put_bytes(wanted.start, bytes),
+                    None => store.put_chunk(&row, i, bytes).await,
+                };
+                stored.map(|()| hash)
             }
         };
         let hash = match hash {
@@ -241,9 +311,7 @@ impl Shared {
 
     /// The end of a load: the row says when it was used, or is gone where it could not be kept whole.
     pub(super) async fn settle(self: &Rc<Self>, sha256: Option<String>, now: f64) -> bool {
-        if let Some(keeper) = &self.keeper {
-            keeper.close_files().await;
-        }
+        self.close_file().await;
         if self.refusal.borrow().is_some() && !self.was_complete {
             self.forget().await;
             return false;
@@ -258,10 +326,7 @@ impl Shared {
 
     pub(super) async fn forget(&self) {
         self.keeping.set(false);
-        if let Some(keeper) = &self.keeper {
-            // A file that is open cannot be removed.
-            keeper.close_files().await;
-        }
+        self.close_file().await;
         let row = self.row.borrow_mut().take();
         if let (Some(row), Some(store)) = (row, &self.store) {
             // What cannot be deleted has no row any more, and goes with the next sweep.

@@ -1,7 +1,7 @@
 //! A remote file in order: chunks that are kept come from the store, the others from the network, several at once, and
 //! are kept in passing.
 
-use super::browser::{is_secure, lock, sha256, Lock};
+use super::browser::{lock, sha256, Lock};
 use super::keeper::Keeper;
 pub use super::keeping::Hooks;
 use super::keeping::{Shared, Task};
@@ -119,13 +119,16 @@ impl Reader {
         }
         // Chunks that are there are read by it too; for few of them that is not worth a worker.
         let few = row.as_ref().is_some_and(|row| row.chunks.len() <= CHUNKS_AT_ONCE);
-        let helps = store.is_some() && is_secure() && file.is_none() && !(was_complete && few);
+        let helps = store.is_some() && Keeper::is_worth_it() && file.is_none() && !(was_complete && few);
         let shared = Rc::new(Shared {
             remote: Remote::new(&place.url, at_once, &abort.signal())?,
             place: place.clone(),
             was_complete,
             keeper: if helps { hooks.post.as_ref().and_then(|post| Keeper::ask(post).ok()) } else { None },
             store,
+            own_file: RefCell::new(None),
+            spare: RefCell::default(),
+            opening: Cell::new(false),
             keeping: Cell::new(row.is_some()),
             row: RefCell::new(row),
             refusal: RefCell::new(None),
@@ -407,7 +410,7 @@ impl Reader {
         let mut bad = 0;
         for i in 0..row.chunks.len() {
             let Some(hash) = &row.chunks[i] else { continue };
-            let there = store.chunk(&row, i, self.shared.keeper.as_ref()).await.ok().flatten();
+            let there = self.shared.stored(&store, &row, i).await.ok().flatten();
             let sound = match &there {
                 Some(bytes) => sha256(bytes).await == *hash,
                 None => false,
