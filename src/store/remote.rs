@@ -348,7 +348,11 @@ impl Remote {
             let worth = match &error {
                 _ if self.ended.get() => false,
                 Error::Network(_) => true,
-                Error::HttpStatus(message) => is_busy(message),
+                Error::HttpStatus(message) if is_busy(message) => {
+                    // Some servers answer only so many at a time: fewer are asked for from now on.
+                    self.slots.shrink();
+                    true
+                }
                 _ => false,
             };
             self.failures.set(self.failures.get() + 1);
@@ -371,6 +375,9 @@ impl Remote {
 /// So many may go on at once; the others wait in order.
 struct Slots {
     free: Cell<usize>,
+    /// How many there are, and how many of those that are taken do not come back.
+    all: Cell<usize>,
+    surplus: Cell<usize>,
     waiting: RefCell<VecDeque<Function>>,
 }
 
@@ -378,7 +385,17 @@ struct Slot<'a>(&'a Slots);
 
 impl Slots {
     fn new(free: usize) -> Self {
-        Self { free: Cell::new(free.max(1)), waiting: RefCell::new(VecDeque::new()) }
+        let all = free.max(1);
+        let (free, surplus) = (Cell::new(all), Cell::new(0));
+        Self { free, all: Cell::new(all), surplus, waiting: RefCell::new(VecDeque::new()) }
+    }
+
+    /// One less from now on, as long as there is another.
+    fn shrink(&self) {
+        if self.all.get() > 1 {
+            self.all.set(self.all.get() - 1);
+            self.surplus.set(self.surplus.get() + 1);
+        }
     }
 
     async fn take(&self) -> Slot<'_> {
@@ -394,7 +411,10 @@ impl Slots {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        self.0.free.set(self.0.free.get() + 1);
+        match self.0.surplus.get() {
+            0 => self.0.free.set(self.0.free.get() + 1),
+            surplus => self.0.surplus.set(surplus - 1),
+        }
         // All of them: who waited longest may have been given up.
         let waiting = std::mem::take(&mut *self.0.waiting.borrow_mut());
         for next in waiting {

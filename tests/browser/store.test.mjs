@@ -295,6 +295,19 @@ test("two tabs that load the same model share one download", async () => {
   }
 });
 
+test("a server that answers two requests at a time is asked for no more than that, after some refusals", async () => {
+  const browser = await openBrowser("chromium");
+  try {
+    faulty.reset({ atOnce: 2 });
+    const page = await packagePage(browser, site);
+    const found = await page.run(attempt, { url: faulty.url, options: { cache: "none" } });
+    assert.equal(found.code, "ok", found.message);
+    assert.ok(faulty.refused > 0 && faulty.refused < 20, `${faulty.refused} of ${faulty.answers} were refused`);
+  } finally {
+    await browser.close();
+  }
+});
+
 test("two loads of the same model in one page share one download", async () => {
   const browser = await openBrowser("chromium");
   try {

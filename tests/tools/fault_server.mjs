@@ -16,12 +16,14 @@ const range = /^bytes=(\d+)-(\d*)$/;
  * - `short`: as many bytes are missing at the end of an answer whose length says they are there; `long`: as many more
  *   come than were asked for; `shrunk`: ranges from there on are answered by 416
  * - `claim`: the file's length as `Content-Range` tells it; `mute`: no answer ever begins
+ * - `atOnce`: requests beyond so many at a time are answered by 503, and counted in `refused`
  * - `zeros`: so many bytes at the end of the file are zero
  * - `etag`: another one; `noCors`: no CORS headers; `hidden`: CORS, but nothing exposed
  */
 export async function faultServer({ file, plan = {} }) {
   const { size } = await stat(file);
-  const self = { plan, sent: 0, answers: 0, ranges: [], size };
+  const self = { plan, sent: 0, answers: 0, refused: 0, ranges: [], size };
+  let open = 0;
   const answer = async (request, response) => {
     const at = self.answers++;
     const faults = self.plan.times === undefined || at < self.plan.times ? self.plan : {};
@@ -32,6 +34,13 @@ export async function faultServer({ file, plan = {} }) {
       if (!faults.hidden) headers["Access-Control-Expose-Headers"] = "Content-Range, ETag, Content-Encoding";
     }
     if (faults.mute) return;
+    open++;
+    response.on("close", () => open--);
+    if (open > (faults.atOnce ?? Infinity)) {
+      self.refused++;
+      response.writeHead(503, headers);
+      return response.end();
+    }
     if (faults.status !== undefined) {
       response.writeHead(faults.status, { ...headers, "Content-Type": faults.type ?? "text/plain" });
       return response.end(faults.body ?? "");
@@ -91,7 +100,7 @@ export async function faultServer({ file, plan = {} }) {
   });
   await new Promise((resolve, reject) => server.once("error", reject).listen(0, "127.0.0.1", resolve));
   self.url = `http://localhost:${server.address().port}/model.gguf`;
-  self.reset = (next = {}) => Object.assign(self, { plan: next, sent: 0, answers: 0, ranges: [] });
+  self.reset = (next = {}) => Object.assign(self, { plan: next, sent: 0, answers: 0, refused: 0, ranges: [] });
   self.close = () => new Promise((resolve) => { server.close(resolve); server.closeAllConnections(); });
   return self;
 }
