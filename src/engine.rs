@@ -1,31 +1,35 @@
 //! A loaded model with its text side and its sessions: turns request bodies into jobs, steps them, and shapes replies.
 //! Knows nothing of JavaScript; one job runs at a time and is stepped by the caller.
 
+mod job;
 mod logits;
 mod text_side;
 mod warm_up;
 
+pub use job::{Job, Outcome};
 pub use logits::LogitsJob;
 pub use text_side::TextSide;
 
 use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
-use crate::generation::{first_slice, Finish, Progress, Step, Turn, TurnRequest};
+use crate::generation::first_slice;
 use crate::kv_cache::KvKind;
-use crate::metrics::{ms_since, RequestRecord, Timings, Window};
+use crate::metrics::{RequestRecord, Window};
 use crate::model::Model;
-use crate::openai::{extra, Body, Frame, Prompt};
-use crate::session::{Limits, Session, Sessions};
-use crate::stream::Parts;
+use crate::response_cache::ResponseCache;
+use crate::session::{Limits, Sessions};
 use crate::template::{pieces_to_text, Template};
 use crate::tokenizer::{Special, Tokenizer};
 use crate::weights::Plan;
 use serde::Deserialize;
 use serde_json::{json, Map, Value};
-use web_time::{Instant, SystemTime, UNIX_EPOCH};
+use web_time::{SystemTime, UNIX_EPOCH};
 
 /// Prompt and answer together where the caller names no length.
 const DEFAULT_CONTEXT: usize = 4096;
+
+/// How long an answer is given again, ms.
+const RESPONSE_TTL_MS: f64 = 3_600_000.0;
 
 /// Options of a load that concern the engine.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -47,31 +51,10 @@ pub struct Engine {
     name: String,
     context_length: usize,
     sessions: Sessions,
+    responses: ResponseCache,
     window: Window,
     requests: u64,
     slice: usize,
-}
-
-/// A chat or completion under way.
-pub struct Job {
-    frame: Frame,
-    body: Body,
-    turn: Turn,
-    session: String,
-    begun: bool,
-    text: Parts,
-    ids: Vec<u32>,
-    arrived: Instant,
-    timings: Timings,
-}
-
-/// What a step of a job came to.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// Chunks to send, in order.
-    pub chunks: Vec<Value>,
-    /// The end: the whole reply, or null after a stream.
-    pub done: Option<Value>,
 }
 
 impl Engine {
@@ -86,10 +69,11 @@ impl Engine {
         model.kv = options.kv;
         let context_length = context_length(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
+        let responses = ResponseCache::new(options.limits.response_bytes, RESPONSE_TTL_MS);
         let sessions = Sessions::new(options.limits);
         let slice = first_slice(&model);
         let window = Window::default();
-        Ok(Self { model, text, plan, name, context_length, sessions, window, requests: 0, slice })
+        Ok(Self { model, text, plan, name, context_length, sessions, responses, window, requests: 0, slice })
     }
 
     /// The weights.
@@ -111,6 +95,7 @@ impl Engine {
     pub fn drop_weights(&mut self) {
         self.model.layers.clear();
         self.sessions.clear();
+        self.responses.clear();
     }
 
     /// Goes on with the same model, read anew.
@@ -156,7 +141,7 @@ impl Engine {
             "wasmBytes": wasm_bytes,
             "weightsBytes": self.model.weight_bytes(),
             "kvBytes": self.sessions.bytes(),
-            "responseBytes": 0,
+            "responseBytes": self.responses.bytes(),
             "tokenizerBytes": self.text.tokenizer.as_ref().map_or(0, Tokenizer::memory_bytes),
         })
     }
@@ -165,31 +150,33 @@ impl Engine {
     pub fn metrics(&self) -> Value {
         let w = &self.window;
         let series = |f: fn(&RequestRecord) -> f64| w.series(f);
-        let none = json!({ "hits": 0, "misses": 0, "entries": 0, "bytes": 0 });
+        // What was answered from the cache was neither prefilled nor decoded.
+        let computed = |f: fn(&RequestRecord) -> f64| w.series(|r| if r.cached { f64::NAN } else { f(r) });
+        let count = |f: fn(&RequestRecord) -> usize| w.sum(|r| if r.cached { 0 } else { f(r) });
         json!({
             "requests": w.total,
             "ttftMs": series(|r| r.timings.ttft_ms),
             "totalMs": series(|r| r.timings.total_ms),
-            "prefillTokensPerSecond": series(|r| r.timings.prefill_tokens_per_second),
-            "decodeTokensPerSecond": series(|r| r.timings.decode_tokens_per_second),
+            "prefillTokensPerSecond": computed(|r| r.timings.prefill_tokens_per_second),
+            "decodeTokensPerSecond": computed(|r| r.timings.decode_tokens_per_second),
             "phasesMs": {
                 "queue": series(|r| r.timings.queue_ms),
                 "tokenize": series(|r| r.timings.tokenize_ms),
-                "prefill": series(|r| r.timings.prefill_ms),
-                "decode": series(|r| r.timings.decode_ms),
-                "detokenize": series(|r| r.detokenize_ms),
+                "prefill": computed(|r| r.timings.prefill_ms),
+                "decode": computed(|r| r.timings.decode_ms),
+                "detokenize": computed(|r| r.detokenize_ms),
             },
             "caches": {
                 "session": {
-                    "hits": w.sum(|r| usize::from(r.reused_tokens > 0)),
-                    "misses": w.sum(|r| usize::from(r.reused_tokens == 0)),
+                    "hits": count(|r| usize::from(r.reused_tokens > 0)),
+                    "misses": count(|r| usize::from(r.reused_tokens == 0)),
                     "entries": self.sessions.len(),
                     "bytes": self.sessions.bytes(),
-                    "reusedTokens": w.sum(|r| r.reused_tokens),
-                    "promptTokens": w.sum(|r| r.prompt_tokens),
+                    "reusedTokens": count(|r| r.reused_tokens),
+                    "promptTokens": count(|r| r.prompt_tokens),
                 },
-                "response": none,
-                "tokenizer": none,
+                "response": self.responses.stats(),
+                "tokenizer": { "hits": 0, "misses": 0, "entries": 0, "bytes": 0 },
             },
         })
     }
@@ -197,6 +184,11 @@ impl Engine {
     /// The sessions in memory.
     pub fn sessions(&mut self) -> &mut Sessions {
         &mut self.sessions
+    }
+
+    /// The answers that are kept.
+    pub fn responses(&mut self) -> &mut ResponseCache {
+        &mut self.responses
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer> {
@@ -282,114 +274,6 @@ impl Engine {
         Ok(tokenizer.with_bos(tokenizer.encode(text, Special::All)?))
     }
 
-    /// Starts a request whose body was parsed; `arrived` is when it came, `random_seed` serves where it has no seed.
-    pub fn begin(&mut self, body: Body, arrived: Instant, random_seed: u64) -> Result<Job> {
-        let queue_ms = ms_since(arrived);
-        let begun = Instant::now();
-        let (prompt, reasoning) = match &body.prompt {
-            Prompt::Chat { messages, tools, kwargs } => {
-                self.chat_prompt(messages, tools.as_ref(), true, kwargs)?
-            }
-            Prompt::Text(text) => (self.text_prompt(text)?, None),
-            Prompt::Tokens(ids) => (ids.clone(), None),
-        };
-        if let Some(most) = self.sessions.limits().max_input_tokens.filter(|most| prompt.len() > *most) {
-            return Err(Error::context_overflow(format!(
-                "the prompt has {} tokens, maxInputTokens is {most}",
-                prompt.len()
-            )));
-        }
-        let tokenize_ms = ms_since(begun);
-        let (name, now) = (body.session_id.clone().unwrap_or_default(), now_ms());
-        let session =
-            self.sessions.take(&name, now).unwrap_or_else(|| Session::new(self.model.new_cache(), now));
-        let request = TurnRequest {
-            prompt,
-            reasoning,
-            params: body.params.clone(),
-            context_length: self.context_length,
-            random_seed,
-            never: self.text.never.clone(),
-            slice: self.slice,
-        };
-        let turn = match Turn::new(&self.model, self.text.tokenizer.as_ref(), session, request) {
-            Ok(turn) => turn,
-            Err(given_back) => {
-                let (error, session) = *given_back;
-                self.sessions.put(&name, session, now);
-                return Err(error);
-            }
-        };
-        self.requests += 1;
-        let chat = matches!(body.prompt, Prompt::Chat { .. });
-        let frame = Frame {
-            id: format!("{}-{:x}-{}", if chat { "chatcmpl" } else { "cmpl" }, now as u64, self.requests),
-            created: (now / 1e3) as u64,
-            model: self.name.clone(),
-            chat,
-        };
-        Ok(Job {
-            frame,
-            body,
-            turn,
-            session: name,
-            begun: false,
-            text: Parts::default(),
-            ids: Vec::new(),
-            arrived,
-            timings: Timings { queue_ms, tokenize_ms, ..Default::default() },
-        })
-    }
-
-    /// Works on a job for a bounded time. After an error the job must be given to [`Engine::drop_job`].
-    pub fn step(&mut self, job: &mut Job) -> Result<Outcome> {
-        match job.turn.step(&self.model, self.text.tokenizer.as_ref())? {
-            Step::Busy => Ok(Outcome::default()),
-            Step::Delta(parts, ids) => Ok(Outcome { chunks: job.take(parts, ids, None), done: None }),
-            Step::Finished(parts, ids, finish) => Ok(self.end(job, parts, ids, finish)),
-        }
-    }
-
-    /// Ends a job early; what was said so far stands.
-    pub fn abort(&mut self, job: &mut Job) -> Outcome {
-        let parts = job.turn.abort();
-        self.end(job, parts, Vec::new(), Finish::Abort)
-    }
-
-    /// Takes a job's session back, whatever became of it.
-    pub fn drop_job(&mut self, job: Job) {
-        self.slice = job.turn.slice();
-        self.sessions.put(&job.session, job.turn.into_session(), now_ms());
-    }
-
-    fn end(&mut self, job: &mut Job, parts: Parts, ids: Vec<u32>, finish: Finish) -> Outcome {
-        let mut chunks = job.take(parts, ids, Some(finish));
-        let progress = job.turn.progress();
-        job.book(&progress);
-        self.window.push(RequestRecord {
-            timings: job.timings,
-            prompt_tokens: progress.prompt_tokens,
-            reused_tokens: progress.reused_tokens,
-            detokenize_ms: progress.detokenize_ms,
-        });
-        let extra = extra(job.body.session_id.as_deref(), &progress, &job.timings);
-        let ids = job.body.return_tokens.then_some(&job.ids[..]);
-        let done = if job.body.stream {
-            if job.body.include_usage {
-                chunks.push(job.frame.usage_chunk(&progress));
-            }
-            if let Some(last) = chunks.last_mut() {
-                last["qandle"] = extra;
-            }
-            Value::Null
-        } else {
-            let mut reply = job.frame.reply(&job.text.content, &job.text.reasoning, ids, finish, &progress);
-            reply["qandle"] = extra;
-            reply
-        };
-        Outcome { chunks, done: Some(done) }
-    }
-
     /// Starts a computation of logits: of the last position, or of all.
     ///
     /// # Errors
@@ -411,51 +295,6 @@ impl Engine {
     /// Ids that `logit_bias` may name: the tokenizer's, or all rows of the head.
     pub fn n_tokens(&self) -> usize {
         self.text.tokenizer.as_ref().map_or(self.plan.config.vocab_size, Tokenizer::len)
-    }
-}
-
-impl Job {
-    /// Whether chunks are wanted.
-    pub fn is_stream(&self) -> bool {
-        self.body.stream
-    }
-
-    /// Whether anything was given out yet.
-    pub fn has_begun(&self) -> bool {
-        self.begun
-    }
-
-    /// Adds new text and makes its chunk, if one is wanted.
-    fn take(&mut self, parts: Parts, ids: Vec<u32>, finish: Option<Finish>) -> Vec<Value> {
-        if self.timings.ttft_ms == 0.0 {
-            self.timings.ttft_ms = ms_since(self.arrived);
-        }
-        let mut chunks = Vec::new();
-        if self.body.stream {
-            if !self.begun && self.frame.chat {
-                chunks.push(self.frame.opening());
-            }
-            let shown = self.body.return_tokens.then_some(&ids[..]);
-            if finish.is_some() || shown.is_some() || !parts.content.is_empty() || !parts.reasoning.is_empty()
-            {
-                chunks.push(self.frame.chunk(&parts.content, &parts.reasoning, shown, finish));
-            }
-        }
-        self.begun = true;
-        self.text.content.push_str(&parts.content);
-        self.text.reasoning.push_str(&parts.reasoning);
-        self.ids.extend(ids);
-        chunks
-    }
-
-    fn book(&mut self, p: &Progress) {
-        let per_second = |tokens: usize, ms: f64| if ms > 0.0 { tokens as f64 * 1e3 / ms } else { 0.0 };
-        self.timings.prefill_ms = p.prefill_ms;
-        self.timings.decode_ms = p.decode_ms;
-        self.timings.total_ms = ms_since(self.arrived);
-        self.timings.prefill_tokens_per_second = per_second(p.prompt_tokens - p.reused_tokens, p.prefill_ms);
-        self.timings.decode_tokens_per_second =
-            per_second(p.completion_tokens.saturating_sub(1), p.decode_ms);
     }
 }
 

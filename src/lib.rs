@@ -53,6 +53,9 @@ pub mod session;
 pub mod generation;
 
 #[cfg(feature = "engine")]
+pub mod response_cache;
+
+#[cfg(feature = "engine")]
 pub mod openai;
 
 #[cfg(feature = "engine")]

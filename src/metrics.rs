@@ -117,6 +117,8 @@ pub struct RequestRecord {
     pub reused_tokens: usize,
     /// Time spent turning ids into text, ms.
     pub detokenize_ms: f64,
+    /// Whether the answer was a kept one.
+    pub cached: bool,
 }
 
 /// Count, mean and percentiles of one figure.

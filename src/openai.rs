@@ -43,6 +43,18 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
+/// What a request wants of the response cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// An answer that was given before, or a new one that is kept.
+    #[default]
+    Auto,
+    /// Nothing.
+    Off,
+    /// A new answer, which is kept.
+    Refresh,
+}
+
 /// A parsed and validated request body.
 #[derive(Debug, Clone)]
 pub struct Body {
@@ -58,6 +70,8 @@ pub struct Body {
     pub session_id: Option<String>,
     /// Whether replies carry `token_ids`.
     pub return_tokens: bool,
+    /// What is wanted of the response cache.
+    pub cache: Cache,
 }
 
 impl Body {
@@ -98,13 +112,16 @@ impl Body {
                 return Err(Error::invalid_request(format!("n must be 1, found {n}")));
             }
         }
-        if let Some(cache) = present(map, "cache") {
-            if !matches!(cache.as_str(), Some("auto" | "off" | "refresh")) {
+        let cache = match present(map, "cache").map(|cache| (cache, cache.as_str())) {
+            None | Some((_, Some("auto"))) => Cache::Auto,
+            Some((_, Some("off"))) => Cache::Off,
+            Some((_, Some("refresh"))) => Cache::Refresh,
+            Some((found, _)) => {
                 return Err(Error::invalid_request(format!(
-                    "cache must be auto, off or refresh, found {cache}"
-                )));
+                    "cache must be auto, off or refresh, found {found}"
+                )))
             }
-        }
+        };
         text(map, "model")?;
         let include_usage = match present(map, "stream_options") {
             None => false,
@@ -125,6 +142,7 @@ impl Body {
             include_usage,
             session_id,
             return_tokens: flag(map, "return_tokens")?,
+            cache,
         })
     }
 }
@@ -303,10 +321,10 @@ pub fn usage(p: &Progress) -> Value {
 }
 
 /// The `qandle` member of a reply or last chunk.
-pub fn extra(session_id: Option<&str>, p: &Progress, timings: &Timings) -> Value {
+pub fn extra(session_id: Option<&str>, p: &Progress, timings: &Timings, cached: bool) -> Value {
     json!({
         "session_id": session_id,
-        "cached": false,
+        "cached": cached,
         "cached_ratio": p.reused_tokens as f64 / p.prompt_tokens.max(1) as f64,
         "dropped_messages": 0,
         "timings": timings,

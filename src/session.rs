@@ -17,13 +17,21 @@ pub struct Limits {
     pub session_ttl_seconds: f64,
     /// Bytes of all sessions' KV pages; default 512 MiB.
     pub kv_bytes: u64,
+    /// Bytes of kept answers; default 16 MiB, 0 keeps none.
+    pub response_bytes: usize,
     /// Most prompt tokens of one request; default: what the context holds.
     pub max_input_tokens: Option<usize>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_sessions: 10, session_ttl_seconds: 300.0, kv_bytes: 512 << 20, max_input_tokens: None }
+        Self {
+            max_sessions: 10,
+            session_ttl_seconds: 300.0,
+            kv_bytes: 512 << 20,
+            response_bytes: 16 << 20,
+            max_input_tokens: None,
+        }
     }
 }
 

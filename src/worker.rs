@@ -227,10 +227,11 @@ impl Inner {
                 engine.sessions().clear();
                 Ok(JsValue::NULL)
             }
-            "responses.stats" => {
-                Ok(wire::to_js(&json!({ "hits": 0, "misses": 0, "entries": 0, "bytes": 0 })))
+            "responses.stats" => Ok(wire::to_js(&engine.responses().stats())),
+            "responses.clear" => {
+                engine.responses().clear();
+                Ok(JsValue::NULL)
             }
-            "responses.clear" => Ok(JsValue::NULL),
             other => Err(Error::invalid_request(format!("{other} is not available in this version"))),
         })
     }

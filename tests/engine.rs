@@ -53,7 +53,7 @@ fn prompt(n: u32) -> Vec<u32> {
 }
 
 fn body(prompt: &[u32], session: &str) -> Value {
-    json!({ "prompt": prompt, "temperature": 0, "max_tokens": 4, "session_id": session, "return_tokens": true })
+    json!({ "prompt": prompt, "temperature": 0, "max_tokens": 4, "session_id": session, "return_tokens": true, "cache": "off" })
 }
 
 fn ids(reply: &Value) -> &Value {
@@ -177,4 +177,99 @@ fn the_number_of_threads_is_chosen_and_changes_no_answer() {
         assert!((1..=3).contains(&chosen));
         assert_eq!(ids(&complete(&mut engine, question)), ids(&alone));
     });
+}
+
+/// The chunks of a streamed completion less what differs between two requests, and the last one's `qandle`.
+fn stream(engine: &mut Engine, body: &Value) -> (Vec<Value>, Value) {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    let (mut job, mut chunks) = (begin(engine, body).unwrap(), Vec::new());
+    loop {
+        let outcome = engine.step(&mut job).unwrap();
+        chunks.extend(outcome.chunks);
+        if outcome.done.is_some() {
+            break;
+        }
+    }
+    engine.drop_job(job);
+    let extra = chunks.last().unwrap()["qandle"].clone();
+    (chunks.into_iter().map(|chunk| chunk["choices"].clone()).collect(), extra)
+}
+
+#[test]
+fn a_repeated_question_is_answered_from_the_cache_with_the_same_deltas() {
+    let mut engine = engine(json!({}));
+    let mut question = body(&prompt(40), "a");
+    question["cache"] = json!("auto");
+    let (first, extra) = stream(&mut engine, &question);
+    assert_eq!(extra["cached"], false);
+    let (again, extra) = stream(&mut engine, &question);
+    assert_eq!((again, &extra["cached"], &extra["cached_ratio"]), (first, &json!(true), &json!(1.0)));
+    // Not streamed, and without ids, and in another session: the same answer.
+    question["session_id"] = json!("b");
+    let reply = complete(&mut engine, question.clone());
+    assert_eq!(
+        (&reply["qandle"]["cached"], &reply["usage"]["prompt_tokens_details"]["cached_tokens"]),
+        (&json!(true), &json!(40))
+    );
+    assert!(engine.sessions().get("b", now_ms()).is_none(), "a session that nothing was computed in");
+    question["return_tokens"] = json!(false);
+    assert_eq!(complete(&mut engine, question.clone())["choices"][0]["text"], reply["choices"][0]["text"]);
+    // The session goes on as if nothing had been asked in between.
+    let longer = prompt(60);
+    let next = complete(&mut engine, body(&longer, "a"));
+    assert_eq!(next["usage"]["prompt_tokens_details"]["cached_tokens"], 40);
+    assert_eq!(ids(&next), ids(&complete(&mut engine, body(&longer, "fresh"))));
+    let metrics = engine.metrics();
+    assert_eq!(metrics["caches"]["response"]["hits"], 3);
+    assert_eq!(metrics["caches"]["response"]["misses"], 1);
+    assert_eq!(
+        (&metrics["requests"], &metrics["ttftMs"]["count"], &metrics["phasesMs"]["prefill"]["count"]),
+        (&json!(6), &json!(6), &json!(3))
+    );
+    assert_eq!(engine.memory(0)["responseBytes"], metrics["caches"]["response"]["bytes"]);
+    engine.responses().clear();
+    assert_eq!(complete(&mut engine, question)["qandle"]["cached"], false);
+}
+
+#[test]
+fn only_whole_answers_that_would_come_again_are_kept() {
+    let mut engine = engine(json!({}));
+    let cached = |engine: &mut Engine, extra: Value| {
+        let mut question = body(&prompt(30), "a");
+        question["cache"] = Value::Null;
+        extra.as_object().unwrap().iter().for_each(|(key, value)| question[key] = value.clone());
+        complete(engine, question)["qandle"]["cached"].clone()
+    };
+    for (what, extra, first, second) in [
+        ("off", json!({ "cache": "off" }), false, false),
+        ("chance", json!({ "temperature": 1 }), false, false),
+        ("a seed", json!({ "temperature": 1, "seed": 5 }), false, true),
+        ("refreshed", json!({ "temperature": 1, "seed": 6, "cache": "refresh" }), false, false),
+        ("kept by the refresh", json!({ "temperature": 1, "seed": 6 }), true, true),
+        ("a shorter one", json!({ "max_tokens": 2 }), false, true),
+        ("another stop", json!({ "stop": ["zzz"] }), false, true),
+    ] {
+        assert_eq!(
+            (cached(&mut engine, extra.clone()), cached(&mut engine, extra)),
+            (json!(first), json!(second)),
+            "{what}"
+        );
+    }
+    // One that was given up is none.
+    let mut question = body(&prompt(35), "a");
+    question["cache"] = json!("auto");
+    let mut job = begin(&mut engine, question.clone()).unwrap();
+    engine.step(&mut job).unwrap();
+    engine.abort(&mut job);
+    engine.drop_job(job);
+    assert_eq!(complete(&mut engine, question.clone())["qandle"]["cached"], false);
+    assert_eq!(complete(&mut engine, question)["qandle"]["cached"], true);
+    // Nor is anything kept where there is no room for it.
+    let mut none = self::engine(json!({ "limits": { "responseBytes": 0 } }));
+    let mut question = body(&prompt(30), "a");
+    question["cache"] = json!("auto");
+    for _ in 0..2 {
+        assert_eq!(complete(&mut none, question.clone())["qandle"]["cached"], false);
+    }
 }

@@ -148,7 +148,7 @@ for (const threads of [1, 2]) {
         const engine = await window.qandle.load(url, { threads });
         const prompt = Array.from({ length: 2000 }, (_, i) => 1000 + ((i * 7919) % 50000));
         const short = prompt.slice(0, 40);
-        const ask = (ids, o, extra = {}) => engine.completions.create({ prompt: ids, max_tokens: 8, temperature: 0, return_tokens: true, ...extra }, o);
+        const ask = (ids, o, extra = {}) => engine.completions.create({ prompt: ids, max_tokens: 8, temperature: 0, cache: "off", return_tokens: true, ...extra }, o);
         const cold = (await ask(short)).choices[0].token_ids;
         const waits = [];
         for (const wait of [0, 200, 900]) {
@@ -189,7 +189,7 @@ test("two requests at once give each its solo text, streams are left early, and 
   const page = await packagePage(browser, site);
   const found = await page.run(async (url) => {
     const engine = await window.qandle.load(url, {});
-    const ask = (text, extra = {}) => engine.chat.completions.create({ messages: [{ role: "user", content: text }], temperature: 0, max_tokens: 24, ...extra });
+    const ask = (text, extra = {}) => engine.chat.completions.create({ messages: [{ role: "user", content: text }], temperature: 0, max_tokens: 24, cache: "off", ...extra });
     const text = (reply) => reply.choices[0].message.content;
     const solo = [text(await ask("Name three colours.")), text(await ask("用一句话介绍北京。"))];
     const both = (await Promise.all([ask("Name three colours."), ask("用一句话介绍北京。")])).map(text);
@@ -214,25 +214,39 @@ test("two requests at once give each its solo text, streams are left early, and 
   await page.close();
 });
 
-test("a second turn of a session computes only what is new", async () => {
+test("a second turn of a session computes only what is new, and a repeated one nothing", async () => {
   const page = await packagePage(browser, site);
   const found = await page.run(async (url) => {
     const engine = await window.qandle.load(url, {});
     const messages = [{ role: "user", content: "What is the capital of France? Answer in one sentence." }];
-    const ask = (extra) => engine.chat.completions.create({ messages, temperature: 0, max_tokens: 16, ...extra });
+    const ask = (extra) => engine.chat.completions.create({ messages, temperature: 0, max_tokens: 16, cache: "off", ...extra });
     const one = await ask({ session_id: "a" });
     messages.push(one.choices[0].message, { role: "user", content: "And of Italy?" });
     const two = await ask({ session_id: "a" });
     const cold = await ask({ session_id: "b" });
+    const streamed = async () => {
+      const begun = performance.now();
+      const chunks = [];
+      for await (const chunk of await ask({ cache: "auto", stream: true })) chunks.push(chunk);
+      const deltas = chunks.map(({ choices }) => choices);
+      return { deltas, cached: chunks.at(-1).qandle.cached, ms: performance.now() - begun };
+    };
+    const repeats = [await streamed(), await streamed(), await streamed()];
     const sessions = await engine.sessions.list();
     await engine.close();
-    return { two, cold, ids: sessions.map(({ id }) => id) };
+    return { two, cold, repeats, ids: sessions.map(({ id }) => id) };
   }, model05);
   const { cached_tokens: cached } = found.two.usage.prompt_tokens_details;
   assert.ok(cached > 40, `${cached} prompt tokens were reused`);
   assert.equal(found.cold.usage.prompt_tokens_details.cached_tokens, 0);
   assert.equal(found.two.choices[0].message.content, found.cold.choices[0].message.content);
   assert.deepEqual(found.ids.sort(), ["a", "b"]);
+  const [first, ...again] = found.repeats;
+  assert.equal(first.cached, false);
+  for (const { deltas, cached, ms } of again) {
+    assert.deepEqual({ deltas, cached }, { deltas: first.deltas, cached: true });
+    assert.ok(ms < first.ms / 4, `${ms} ms, computed in ${first.ms}`);
+  }
   await page.close();
 });
 
