@@ -246,7 +246,12 @@ impl Shared {
                     // Deleted or replaced by another tab: that stands.
                     Ok(false) => {
                         shared.keeping.set(false);
-                        shared.row.borrow_mut().take();
+                        let gone = shared.row.borrow_mut().take();
+                        shared.close_file().await;
+                        if let Some(gone) = gone {
+                            // What cannot be deleted goes with the next sweep.
+                            let _ = store.delete_chunks(&gone).await;
+                        }
                     }
                     Err(refusal) => shared.refused(refusal).await,
                 }

@@ -181,12 +181,16 @@ pub async fn bytes(
     Ok(Some(bytes).filter(|bytes| u64::from(bytes.length()) == range.end - range.start))
 }
 
-/// Removes a file; one that is not there is no fault.
+/// Removes a file; one that is not there is no fault. Waits a little for others that have it open.
 pub async fn remove(folder: &str, name: &str) {
     let Ok(folder) = open_folder(folder, false).await else { return };
-    if let Ok(removed) = folder.remove(name) {
-        // It is rejected where there is none, or where another tab reads it: then it goes another time.
-        let _ = JsFuture::from(removed).await;
+    for _ in 0..TRIES {
+        let Ok(removed) = folder.remove(name) else { return };
+        match JsFuture::from(removed).await {
+            Err(error) if error_name(&error) == "NoModificationAllowedError" => sleep(WAIT_MS, None).await,
+            // Removed, or not there; whatever else stands against it, the next sweep tries it again.
+            _ => return,
+        }
     }
 }
 

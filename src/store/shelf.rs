@@ -139,6 +139,11 @@ impl Store {
         if self.manifest(&row.source).await?.is_none_or(|now| now.generation == row.generation) {
             self.db.delete(Table::Models, std::slice::from_ref(&row.source)).await?;
         }
+        self.delete_chunks(row).await
+    }
+
+    /// Removes the image and the chunks of a row that is gone.
+    pub async fn delete_chunks(&self, row: &Manifest) -> Result<(), Refusal> {
         opfs::remove(opfs::IMAGES, &row.generation).await;
         self.chunks(row.place).await?.delete(&row.generation, row.chunks.len()).await
     }
