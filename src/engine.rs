@@ -99,10 +99,11 @@ impl Engine {
     }
 
     /// Goes on with the same model, read anew.
-    pub fn replace_model(&mut self, mut model: Model) {
+    pub fn replace_model(&mut self, mut model: Model, plan: Plan, text: TextSide) {
         model.kv = self.model.kv;
-        self.model = model;
+        (self.model, self.plan, self.text) = (model, plan, text);
         self.sessions.clear();
+        self.responses.clear();
     }
 
     /// Bytes of weights, and of the KV cache and the rotary table at the full context.

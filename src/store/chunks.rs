@@ -140,7 +140,7 @@ impl Chunks {
     /// Removes a chunk; what cannot be deleted now goes another time.
     pub async fn remove(&self, name: Name) {
         match (self, name) {
-            (Chunks::File, Name::File(name)) => opfs::remove(WEIGHTS, &name).await,
+            (Chunks::File, Name::File(name)) => opfs::remove_unused(WEIGHTS, &name).await,
             (Chunks::Cache(cache), Name::Cache(request)) => {
                 let _ = JsFuture::from(cache.delete_with_request(&request)).await;
             }

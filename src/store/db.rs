@@ -39,14 +39,17 @@ impl Table {
 pub struct Refusal {
     /// Whether there was no room.
     pub full: bool,
+    /// Whether somebody else has it open.
+    pub locked: bool,
     /// The browser's words.
     pub message: String,
 }
 
 impl From<JsValue> for Refusal {
     fn from(error: JsValue) -> Self {
-        let full = error_name(&error) == "QuotaExceededError";
-        Refusal { full, message: describe(&error) }
+        let name = error_name(&error);
+        let (full, locked) = (name == "QuotaExceededError", name == "NoModificationAllowedError");
+        Refusal { full, locked, message: describe(&error) }
     }
 }
 

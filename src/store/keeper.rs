@@ -15,7 +15,7 @@ use web_sys::{MessageChannel, MessageEvent, MessagePort};
 /// A worker that is not there by then is not waited for, ms.
 const START_MS: i32 = 3000;
 /// A chunk that is not stored by then never will be, ms.
-const STORED_MS: i32 = 60_000;
+const STORED_MS: i32 = 20_000;
 /// A chunk that is not read by then is read here, ms.
 const READ_MS: i32 = 10_000;
 
@@ -31,6 +31,8 @@ pub struct Keeper {
 #[derive(Default)]
 struct State {
     listens: Cell<bool>,
+    /// It was waited for too long: whatever it says later, it is not asked again.
+    given_up: Cell<bool>,
     next: Cell<u32>,
     /// Memory of chunks that are stored.
     spare: RefCell<Vec<ArrayBuffer>>,
@@ -64,7 +66,7 @@ impl Keeper {
         let listener = Closure::<dyn FnMut(MessageEvent)>::new(move |event: MessageEvent| {
             let data = event.data();
             let id = get(&data, "id").as_f64().unwrap_or(-1.0);
-            heard.listens.set(true);
+            heard.listens.set(!heard.given_up.get());
             let resolve = heard.waiting.borrow_mut().remove(&(id as u32));
             if let Some(resolve) = resolve {
                 // A promise's resolver does not throw.
@@ -81,10 +83,20 @@ impl Keeper {
 
     /// Waits until it is there, if it ever will be.
     pub async fn start(&self) {
-        if !self.listens() {
-            // What is not there does not listen.
-            let _ = within(START_MS, JsFuture::from(self.there.clone()), "").await;
+        if !self.listens() && !self.state.given_up.get() {
+            let there = within(START_MS, JsFuture::from(self.there.clone()), "").await;
+            if there.is_err() {
+                self.give_up();
+            }
         }
+    }
+
+    /// Ends it, if it is there, or once it is.
+    fn give_up(&self) {
+        self.state.given_up.set(true);
+        self.state.listens.set(false);
+        // If it never is there, nothing hears it.
+        let _ = self.port.post_message(&JsValue::NULL);
     }
 
     /// Closes the files that it has open.
@@ -150,7 +162,7 @@ impl Keeper {
             None => self.port.post_message(&message)?,
         }
         let answer = within(ms, JsFuture::from(answer), "the worker that stores does not answer").await;
-        answer.inspect_err(|_| self.state.listens.set(false))
+        answer.inspect_err(|_| self.give_up())
     }
 }
 

@@ -149,7 +149,7 @@ impl Shared {
 
     /// The file of the chunks, where there is one and no other worker that has it; it stays open.
     async fn own_file(&self, row: &Manifest) -> Option<Rc<opfs::File>> {
-        let helped = self.keeper.as_ref().is_some_and(Keeper::listens);
+        let helped = self.own_file.borrow().is_none() && self.keeper.as_ref().is_some_and(Keeper::listens);
         if helped || self.was_complete || row.place != manifest::Place::File {
             return None;
         }
@@ -194,10 +194,16 @@ impl Shared {
             keeper.start().await;
         }
         let hash = match &self.keeper {
-            Some(keeper) if keeper.listens() => match store.place(&row, i).await {
-                Ok(place) => keeper.keep(&place, bytes).await,
-                Err(refusal) => Err(refusal),
-            },
+            Some(keeper) if keeper.listens() && self.own_file.borrow().is_none() => {
+                match store.place(&row, i).await {
+                    Ok(place) => match keeper.keep(&place, bytes).await {
+                        // It does not answer: this chunk is lost, and fetched when the file is read next time.
+                        Err(_) if !keeper.listens() => return,
+                        kept => kept,
+                    },
+                    Err(refusal) => Err(refusal),
+                }
+            }
             _ => {
                 let hash = sha256(bytes).await;
                 if !self.keeping.get() {
@@ -236,10 +242,10 @@ impl Shared {
                 };
                 let (source, generation) = (row.source.clone(), row.generation.clone());
                 let written = store.modify(&source, &generation, move |stored| {
-                    // Another engine may have written an image meanwhile.
-                    let image = stored.image.take();
+                    // Another engine may have written an image or repaired a chunk meanwhile.
+                    let (image, repairs) = (stored.image.take(), stored.repairs);
                     *stored = row;
-                    stored.image = image;
+                    (stored.image, stored.repairs) = (image, stored.repairs.max(repairs));
                 });
                 match written.await {
                     Ok(true) => {}
@@ -290,13 +296,12 @@ impl Shared {
             if quota - used >= bytes as f64 + SPARE {
                 return true;
             }
-            let dropped = match &self.store {
-                Some(store) if !image_gone => store.drop_images().await,
-                _ => false,
-            };
-            if !dropped {
-                self.tell_full(bytes, Some((used, quota)));
-                break;
+            match &self.store {
+                Some(store) if !image_gone => {
+                    store.sweep().await;
+                    store.drop_images().await;
+                }
+                _ => self.tell_full(bytes, Some((used, quota))),
             }
         }
         false

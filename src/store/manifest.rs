@@ -53,6 +53,9 @@ pub struct Manifest {
     pub sha256: Option<String>,
     /// When it was last loaded, ms since 1970.
     pub used_at: f64,
+    /// How often a chunk was replaced: weights that were read before the last time may have come of a bad one.
+    #[serde(default)]
+    pub repairs: u32,
     /// The packed weights beside the chunks, under the generation's name.
     #[serde(default)]
     pub image: Option<Image>,
@@ -85,6 +88,7 @@ impl Manifest {
             chunks: vec![None; chunk_count(bytes)],
             sha256: None,
             used_at: 0.0,
+            repairs: 0,
             image: None,
         }
     }

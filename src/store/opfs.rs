@@ -117,7 +117,8 @@ impl File {
             let piece = bytes.subarray(from, bytes.length().min(from + PIECE));
             let place = with("at", &((at + u64::from(from)) as f64).into());
             if self.0.write(&piece, &place)? != f64::from(piece.length()) {
-                return Err(Refusal { full: true, message: "not all bytes were written".into() });
+                let message = "not all bytes were written".into();
+                return Err(Refusal { full: true, locked: false, message });
             }
             from += piece.length();
         }
@@ -183,11 +184,22 @@ pub async fn bytes(
 
 /// Removes a file; one that is not there is no fault. Waits a little for others that have it open.
 pub async fn remove(folder: &str, name: &str) {
+    remove_within(folder, name, TRIES).await;
+}
+
+/// Removes a file that nobody has open.
+pub async fn remove_unused(folder: &str, name: &str) {
+    remove_within(folder, name, 1).await;
+}
+
+async fn remove_within(folder: &str, name: &str, tries: usize) {
     let Ok(folder) = open_folder(folder, false).await else { return };
-    for _ in 0..TRIES {
+    for again in (0..tries).rev() {
         let Ok(removed) = folder.remove(name) else { return };
         match JsFuture::from(removed).await {
-            Err(error) if error_name(&error) == "NoModificationAllowedError" => sleep(WAIT_MS, None).await,
+            Err(error) if again > 0 && error_name(&error) == "NoModificationAllowedError" => {
+                sleep(WAIT_MS, None).await;
+            }
             // Removed, or not there; whatever else stands against it, the next sweep tries it again.
             _ => return,
         }

@@ -167,6 +167,11 @@ impl Reader {
         self.shared.remote.told()
     }
 
+    /// Whether some of it came from the store, unhashed.
+    pub fn was_partly_stored(&self) -> bool {
+        self.shared.cached.get() > 0
+    }
+
     /// The row of the file, where it is kept.
     pub fn row(&self) -> Option<Manifest> {
         self.shared.row.borrow().clone()
@@ -421,6 +426,7 @@ impl Reader {
             }
         }
         if bad > 0 {
+            row.repairs += 1;
             *self.shared.row.borrow_mut() = Some(row);
             self.shared.write_row().await;
         }

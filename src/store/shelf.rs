@@ -148,17 +148,14 @@ impl Store {
         self.chunks(row.place).await?.delete(&row.generation, row.chunks.len()).await
     }
 
-    /// Removes all images: they can be made again. Says whether there were any.
-    pub async fn drop_images(&self) -> bool {
-        let Ok(rows) = self.manifests().await else { return false };
-        let mut any = false;
+    /// Removes all images: they can be made again.
+    pub async fn drop_images(&self) {
+        let Ok(rows) = self.manifests().await else { return };
         for row in rows.into_iter().filter(|row| row.image.is_some()) {
-            any = true;
             if self.modify(&row.source, &row.generation, |row| row.image = None).await.is_ok() {
                 opfs::remove(opfs::IMAGES, &row.generation).await;
             }
         }
-        any
     }
 
     /// Removes what no row names: leavings of a tab that was closed while it deleted.
@@ -176,8 +173,10 @@ impl Store {
         let kept = |generation: &str| {
             generation.starts_with(PROBE) || rows.iter().any(|row| row.generation == generation)
         };
-        for name in names.iter().filter(|name| !kept(name)) {
-            opfs::remove(opfs::IMAGES, name).await;
+        // One that no row says is whole is being written, which keeps it from being removed, or was given up.
+        let whole = |name: &str| rows.iter().any(|row| row.generation == name && row.image.is_some());
+        for name in names.iter().filter(|name| !whole(name)) {
+            opfs::remove_unused(opfs::IMAGES, name).await;
         }
         for (chunks, names) in places {
             for name in names.into_iter().filter(|name| !kept(&name.generation())) {

@@ -1,11 +1,12 @@
 //! What a load leaves for later, while nobody asks anything: what is kept is verified and mended, and the packed weights are
 //! written beside it for the next visit.
 
+use super::load::Loaded;
 use super::models::{verify, Verified};
+use super::reading::text_side;
 use super::{Inner, State};
 use crate::error::{Error, Result};
 use crate::image;
-use crate::model::Model;
 use crate::store::browser::{each_piece, sleep, storage_estimate};
 use crate::store::manifest::{Image, Manifest};
 use crate::store::opfs::{self, File, IMAGES};
@@ -40,31 +41,48 @@ pub(super) fn version() -> String {
 
 impl Inner {
     /// Begins what is left to do for a model that is kept whole. `image`: whether one is wanted.
-    pub(super) fn later(self: &Rc<Self>, source: &str, origin: Origin, image: bool) {
-        let (inner, source) = (self.clone(), source.to_string());
+    /// `row`: as it was before the first byte was read.
+    pub(super) fn later(self: &Rc<Self>, row: &Manifest, origin: Origin, image: bool) {
+        let (inner, row) = (self.clone(), row.clone());
         wasm_bindgen_futures::spawn_local(async move {
             let Ok(abort) = AbortController::new() else { return };
             inner.asides.borrow_mut().insert(0, abort.clone());
-            inner.work_later(&source, origin, image, &abort).await;
+            inner.work_later(&row, origin, image, &abort).await;
             inner.asides.borrow_mut().remove(&0);
         });
     }
 
-    async fn work_later(self: &Rc<Self>, source: &str, origin: Origin, image: bool, abort: &AbortController) {
+    async fn work_later(
+        self: &Rc<Self>,
+        read: &Manifest,
+        origin: Origin,
+        image: bool,
+        abort: &AbortController,
+    ) {
         sleep(LATER_MS, Some(&abort.signal())).await;
         self.idle(abort).await;
         let Ok(store) = Store::open(None).await else { return };
-        let Ok(Some(row)) = store.manifest(source).await else { return };
+        let same = |row: &Manifest| row.generation == read.generation;
+        let Some(mut row) = store.manifest(&read.source).await.ok().flatten().filter(same) else {
+            // Deleted or replaced: what is left of it goes now.
+            return store.sweep().await;
+        };
         if origin != Origin::Network {
             let Ok(found) = verify(&store, &row, abort, || self.idle(abort)).await else { return };
             if found.bad > 0 {
-                let sound = origin == Origin::Image;
                 self.tell_repaired(&found);
-                if found.repaired == found.bad && !sound {
-                    *self.stale.borrow_mut() = Some((source.to_string(), row.generation));
-                    self.go_on();
-                    return;
-                }
+            }
+            let Ok(Some(now)) = store.manifest(&read.source).await else { return };
+            row = now;
+            // A chunk that was bad when it was read may have been repaired by others since.
+            if origin == Origin::Chunks && found.bad == found.repaired && row.repairs != read.repairs {
+                *self.stale.borrow_mut() = Some((read.source.clone(), row.generation));
+                self.go_on();
+                return;
+            }
+            if found.bad > found.repaired {
+                // The weights in memory are not to be trusted, so no image is made of them.
+                return;
             }
         }
         store.sweep().await;
@@ -143,9 +161,9 @@ impl Inner {
             return;
         }
         let result = self.stored_model(&store, &row).await;
-        let replaced = result.and_then(|model| {
+        let replaced = result.and_then(|(model, plan, text)| {
             self.with(|engine| {
-                engine.replace_model(model);
+                engine.replace_model(model, plan, text);
                 Ok(())
             })
         });
@@ -154,8 +172,8 @@ impl Inner {
         }
     }
 
-    async fn stored_model(&self, store: &Store, row: &Manifest) -> Result<Model> {
-        let mut loader = Loader::new(Some(row.bytes));
+    async fn stored_model(&self, store: &Store, row: &Manifest) -> Result<Loaded> {
+        let (mut loader, mut text) = (Loader::new(Some(row.bytes)), None);
         for i in 0..row.chunks.len() {
             let chunk = store.chunk(row, i, None).await?;
             let chunk = chunk.ok_or_else(|| Error::integrity("a chunk is not kept any more"))?;
@@ -166,7 +184,12 @@ impl Inner {
                 }
             });
             result?;
+            if text.is_none() {
+                text = text_side(&mut loader)?;
+            }
         }
-        Ok(loader.finish()?.0)
+        let (model, plan) = loader.finish()?;
+        let text = text.ok_or_else(|| Error::bad_model("the file ends in its header"))?;
+        Ok((model, plan, text))
     }
 }

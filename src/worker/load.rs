@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::kernels;
 use crate::model::Model;
-use crate::store::manifest::{self, Manifest};
+use crate::store::manifest;
 use crate::store::opfs::{File, IMAGES};
 use crate::store::reader::{Hooks, Reader, AT_ONCE};
 use crate::store::remote::Miss;
@@ -136,14 +136,17 @@ impl Job<'_> {
             let mut reader = Reader::open(place, store.clone(), AT_ONCE, self.abort, self.hooks())
                 .await
                 .map_err(|e| at(url, e))?;
-            let cached = reader.is_cached();
+            let (cached, before) = (reader.is_cached(), reader.row());
             self.report.set_source(if cached { "cache" } else { "network" });
             self.report.send("plan", 0, None, 0.0);
             let error: Error = match self.read_with(&mut reader).await {
                 Ok((loaded, sha256)) => {
                     if reader.finish(sha256, now_ms()).await {
-                        let origin = if cached { Origin::Chunks } else { Origin::Network };
-                        self.inner.later(key, origin, self.image);
+                        let origin =
+                            if reader.was_partly_stored() { Origin::Chunks } else { Origin::Network };
+                        if let Some(row) = before.or(reader.row()) {
+                            self.inner.later(&row, origin, self.image);
+                        }
                     }
                     return Ok(loaded);
                 }
@@ -216,8 +219,15 @@ impl Job<'_> {
         if !row.is_complete() || !promised || version != Some(&background::version()) {
             return Ok(None);
         }
+        let begun = Instant::now();
+        let file = match File::read(IMAGES, &row.generation).await {
+            // Another tab reads it, where only one can: that does not make it a bad one.
+            Err(refusal) if refusal.locked => return Ok(None),
+            file => file.map_err(Error::from),
+        };
+        self.report.spent("open", begun);
         self.report.set_source("image");
-        let loaded = match self.read_image_of(&row).await {
+        let loaded = match async { self.read_image_of(file?).await }.await {
             Ok(loaded) => loaded,
             // These are the model's, whatever it is read from.
             Err(
@@ -230,7 +240,7 @@ impl Job<'_> {
                 return Ok(None);
             }
         };
-        self.inner.later(key, Origin::Image, false);
+        self.inner.later(&row, Origin::Image, false);
         let (store, key) = (store.clone(), key.to_string());
         wasm_bindgen_futures::spawn_local(async move {
             // Nothing waits for it or depends on it.
@@ -239,10 +249,7 @@ impl Job<'_> {
         Ok(Some(loaded))
     }
 
-    async fn read_image_of(&self, row: &Manifest) -> Result<Loaded> {
-        let begun = Instant::now();
-        let mut file = File::read(IMAGES, &row.generation).await?;
-        self.report.spent("open", begun);
+    async fn read_image_of(&self, mut file: File) -> Result<Loaded> {
         let begun = Instant::now();
         let mut reader = image::Reader::open(&mut file)?;
         self.check_plan(reader.plan())?;

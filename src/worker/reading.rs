@@ -97,7 +97,7 @@ impl<'a> Reading<'a> {
 }
 
 /// Tokenizer and template, as soon as the header is whole: what building them needs is freed before the weights come.
-fn text_side(loader: &mut Loader) -> Result<Option<TextSide>> {
+pub(super) fn text_side(loader: &mut Loader) -> Result<Option<TextSide>> {
     let Some(plan) = loader.plan().cloned() else { return Ok(None) };
     match loader.metadata() {
         Some(metadata) => TextSide::from_gguf(metadata, &plan).map(Some),

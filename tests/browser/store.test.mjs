@@ -276,6 +276,62 @@ test("a model that is deleted while another tab loads it stays deleted, and the 
     assert.equal((await load).code, "ok");
     assert.deepEqual(await pages[1].run(listed), []);
     assert.equal(await pages[1].run((url) => window.qandle.models.has(url), faulty.url), false);
+    assert.deepEqual(await pages[1].run(storedNames), { file: [], indexeddb: [], cache: [], images: [] });
+  } finally {
+    await browser.close();
+  }
+});
+
+test("weights that were read from a damaged chunk are read anew, whoever mended it and whenever", async () => {
+  const browser = await openBrowser("chromium");
+  try {
+    const page = await packagePage(browser, site);
+    /** Loads, lets `meanwhile` happen, and asks until the answer is `want`. */
+    const heals = async ({ url, want, verify = false }) => {
+      const engine = await window.qandle.load(url, { threads: 1 });
+      const ask = async () => Array.from((await engine.completions.create({ prompt: [1, 2, 3], max_tokens: 4, temperature: 0, return_tokens: true, cache: "off" })).choices[0].token_ids).join();
+      const first = await ask();
+      if (verify) await window.qandle.models.verify(url);
+      const begun = performance.now();
+      let last = first;
+      while (last !== want && performance.now() - begun < 20_000) {
+        await new Promise((resolve) => setTimeout(resolve, 300));
+        last = await ask();
+      }
+      const image = (await window.qandle.models.list())[0].imageBytes;
+      await engine.close();
+      return { wrong: first !== want, healed: last === want, image };
+    };
+    faulty.reset();
+    const want = (await page.run(attempt, { url: faulty.url, options: { cache: "none" } })).ids.join();
+    const damaged = () => page.run(damageChunk, { chunk: 12, at: 1_000_000 });
+    const spoilt = { wrong: true, healed: true, image: 0 };
+
+    // Of a download that is taken up, the chunks that were there.
+    faulty.reset({ total: 200e6 });
+    assert.equal((await page.run(attempt, { url: faulty.url })).code, "network");
+    faulty.reset();
+    await damaged();
+    assert.deepEqual(await page.run(heals, { url: faulty.url, want }), spoilt);
+    // Mended by another between the load and the look at what is kept.
+    await damaged();
+    assert.deepEqual(await page.run(heals, { url: faulty.url, want, verify: true }), spoilt);
+    // What cannot be mended becomes no image.
+    await damaged();
+    faulty.plan = { status: 503 };
+    const away = await page.run(async (url) => {
+      let told;
+      const notice = new Promise((resolve) => { told = resolve; });
+      const engine = await window.qandle.load(url, { threads: 1, onNotice: told });
+      const { detail } = await notice;
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+      const [{ imageBytes }] = await window.qandle.models.list();
+      await engine.close();
+      return { detail, imageBytes };
+    }, faulty.url);
+    assert.deepEqual(away, { detail: { bad: 1, repaired: 0 }, imageBytes: 0 });
+    await page.run((url) => window.qandle.models.delete(url), faulty.url);
+    assert.deepEqual(await page.run(storedNames), { file: [], indexeddb: [], cache: [], images: [] });
   } finally {
     await browser.close();
   }
