@@ -69,16 +69,20 @@ impl Inner {
         };
         if origin != Origin::Network {
             let Ok(found) = verify(&store, &row, abort, || self.idle(abort)).await else { return };
-            if found.bad > 0 {
-                self.tell_repaired(&found);
-            }
             let Ok(Some(now)) = store.manifest(&read.source).await else { return };
             row = now;
             // A chunk that was bad when it was read may have been repaired by others since.
-            if origin == Origin::Chunks && found.bad == found.repaired && row.repairs != read.repairs {
-                *self.stale.borrow_mut() = Some((read.source.clone(), row.generation));
-                self.go_on();
-                return;
+            let stale =
+                origin == Origin::Chunks && found.bad == found.repaired && row.repairs != read.repairs;
+            if stale {
+                *self.stale.borrow_mut() = Some((read.source.clone(), row.generation.clone()));
+            }
+            if found.bad > 0 {
+                // Whoever asks when this is told gets the answer of the new weights.
+                self.tell_repaired(&found);
+            }
+            if stale {
+                return self.go_on();
             }
             if found.bad > found.repaired {
                 // The weights in memory are not to be trusted, so no image is made of them.
