@@ -106,8 +106,8 @@ mod tests {
     fn places_that_are_reached_keep_what_is_put_there() {
         for round in 0..50 {
             let mut memory: Vec<Vec<u8>> = (0..40).map(|i| vec![1; 1 + i * 977 * (1 + round % 3)]).collect();
-            let ranges = memory.iter_mut().map(|m| m.as_mut_ptr() as usize).zip([0; 40]).map(|(at, _)| at);
-            let places = ranges.zip(0..40).map(|(at, i)| at..at + 1 + i * 977 * (1 + round % 3)).collect();
+            let place = |m: &mut Vec<u8>| m.as_mut_ptr() as usize..m.as_mut_ptr() as usize + m.len();
+            let places = memory.iter_mut().map(place).collect();
             // SAFETY: they are dropped after it, and used in order.
             let ahead = unsafe { Ahead::begin(places) };
             let last = 40 - round % 5;

@@ -1,5 +1,5 @@
 //! Model files between visits. Rows of [`manifest::Manifest`] in IndexedDB say which chunks of which file are there; the
-//! chunks lie in the Cache API, or in IndexedDB too. What it hands on are plain bytes in file order.
+//! chunks lie in origin-private files, in IndexedDB or in the Cache API. What it hands on are plain bytes in file order.
 
 pub mod manifest;
 
@@ -20,6 +20,8 @@ pub mod reader;
 #[cfg(target_arch = "wasm32")]
 pub mod remote;
 #[cfg(target_arch = "wasm32")]
+mod shelf;
+#[cfg(target_arch = "wasm32")]
 pub mod source;
 #[cfg(target_arch = "wasm32")]
 mod stream;
@@ -28,6 +30,3 @@ mod stream;
 pub use db::Refusal;
 #[cfg(target_arch = "wasm32")]
 pub use shelf::Store;
-
-#[cfg(target_arch = "wasm32")]
-mod shelf;

@@ -28,7 +28,7 @@ const ROOM: f64 = 4.0;
 pub(super) enum Origin {
     /// The network: hashed on the way.
     Network,
-    /// The chunks of the store.
+    /// Chunks of the store, all or some, which nobody hashed.
     Chunks,
     /// The image, whose sums were right.
     Image,

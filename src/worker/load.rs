@@ -223,11 +223,15 @@ impl Job<'_> {
         let file = match File::read(IMAGES, &row.generation).await {
             // Another tab reads it, where only one can: that does not make it a bad one.
             Err(refusal) if refusal.locked => return Ok(None),
-            file => file.map_err(Error::from),
+            file => file,
         };
         self.report.spent("open", begun);
         self.report.set_source("image");
-        let loaded = match async { self.read_image_of(file?).await }.await {
+        let loaded = match file {
+            Ok(file) => self.read_image_of(file).await,
+            Err(refusal) => Err(refusal.into()),
+        };
+        let loaded = match loaded {
             Ok(loaded) => loaded,
             // These are the model's, whatever it is read from.
             Err(

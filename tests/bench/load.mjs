@@ -1,6 +1,6 @@
 // `./build.sh bench --load`: from `load` called to an engine that answers, beside wllama, on the same file, in turns: on a
 // first visit, on a second, and on a second without the image of the packed weights. Says where our time went.
-//   node load.mjs [--model FILE] [--rounds N] [--threads N] [--browser firefox] [--json FILE]
+//   node load.mjs [--model FILE] [--rounds N] [--threads N] [--browser firefox] [--cache KIND] [--json FILE]
 import { stat, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
@@ -48,7 +48,7 @@ for (let round = 0; round < rounds; round++) {
   for (const name of Object.keys(rows)) {
     const browser = await openBrowser(browserName);
     try {
-      const options = { name, tier: "relaxed", threads };
+      const options = { name, tier: "relaxed", threads, cache: value("--cache", "auto") };
       // Ours writes the image when it has been idle for some seconds.
       const cold = await visit(browser, options, { linger: name === "qandle" ? 6000 + size / 1e5 : 0 });
       rows[name].cold.push(cold);

@@ -8,9 +8,9 @@ const END_TOKENS = { 151643: -100, 151645: -100 };
 
 let engine;
 
-async function qandle({ tier, threads, contextLength = CONTEXT, fastImage }) {
+async function qandle({ tier, threads, contextLength = CONTEXT, fastImage, cache }) {
   const { load } = await import("/pkg/index.js");
-  const loaded = await load(MODEL, { tier, threads, contextLength, ...(fastImage === undefined ? {} : { fastImage }) });
+  const loaded = await load(MODEL, { tier, threads, contextLength, ...(fastImage === undefined ? {} : { fastImage }), ...(cache === undefined ? {} : { cache }) });
   let session = 0;
   return {
     count: (messages) => loaded.countTokens(messages),
