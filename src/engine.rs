@@ -91,6 +91,14 @@ impl Engine {
         &self.text
     }
 
+    /// Reads some more of what an image left in its file; `false`: all is there.
+    ///
+    /// # Errors
+    /// `integrity` where it is damaged: the model must be read anew.
+    pub fn read_on(&mut self) -> Result<bool> {
+        self.model.embed_tokens.read_on()
+    }
+
     /// Gives most of the weights' memory back, before other ones are read.
     pub fn drop_weights(&mut self) {
         self.model.layers.clear();

@@ -2,11 +2,14 @@
 //! instead of it where it is sound; any doubt about it, and the model file is read again.
 //!
 //! ```text
-//! 0    "QANDLEIM", layout u32, bytes of header, vocabulary and sums u32 each, bytes of the file u64,
+//! 0    "QANDLEI2", layout u32, bytes of header, vocabulary and sums u32 each, bytes of the file u64,
 //!      [`Sum`] of the three parts u64
-//! 64   a GGUF header less the tokenizer's arrays; the vocabulary; [`Sum`] of each tensor, u64
+//! 64   a GGUF header less the tokenizer's arrays; the vocabulary; [`Sum`] of each [`BLOCK`] of each tensor, u64
 //!      then each tensor in the header's order at the next multiple of 64: matrices packed, vectors as f32
 //! ```
+//!
+//! An embedding that is not the head too is not read with the rest: its rows come when a prompt has their ids, and all of it
+//! while the model answers or idles.
 
 mod ahead;
 
@@ -14,20 +17,21 @@ use crate::engine::{Engine, TextSide};
 use crate::error::{Error, Result};
 use crate::gguf::{HeaderReader, TensorInfo};
 use crate::kernels::{DType, PackedMatrix, Unfilled, LAYOUT};
-use crate::model::{Linear, Model};
-use crate::weights::{assemble, dims, plan_of, Plan};
+use crate::model::{Blocks, Embedding, Linear, Model};
+use crate::weights::{assemble, dims, plan_of, Plan, TOKEN_EMBD};
 use ahead::Ahead;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
-const MAGIC: &[u8; 8] = b"QANDLEIM";
+const MAGIC: &[u8; 8] = b"QANDLEI2";
 /// Tensors begin at multiples of this.
 const ALIGN: u64 = 64;
-/// Bytes that are read at a time: they are still in the cache when they are summed.
-const PIECE: usize = 2 << 20;
-/// Bytes that are written at a time: some 20 ms, for which a question may have to wait.
-const STEP: usize = 8 << 20;
+/// Bytes that are read and summed at a time.
+const BLOCK: usize = 512 << 10;
+/// Bytes that are written at a time, whole blocks: some 20 ms, for which a question may have to wait.
+const STEP: usize = 16 * BLOCK;
 /// Header and vocabulary of a real model take some 5 MB; a length beyond this is damage.
 const MAX_HEAD: usize = 256 << 20;
 
@@ -55,10 +59,9 @@ pub struct Writer {
     places: Places,
     head: Vec<u8>,
     sums: Vec<u64>,
-    /// The tensor that is being written, how far, and its sum so far.
+    /// The tensor that is being written, and how far.
     next: usize,
     at: usize,
-    sum: Sum,
 }
 
 /// Reads an image in steps.
@@ -68,17 +71,31 @@ pub struct Reader {
     tensors: Vec<TensorInfo>,
     places: Places,
     sums: Vec<u64>,
+    /// The tensors that are read now, and how many of them are.
+    now: Vec<usize>,
+    next: usize,
     packed: HashMap<String, PackedMatrix>,
     /// Declared before the memory that it touches: it is dropped first.
     ahead: Option<Ahead>,
     /// Memory of the tensors that are not read yet, the last one's first.
     unfilled: Vec<Unfilled>,
+    /// The tensor that is read later, and its memory.
+    later: Option<(usize, Unfilled)>,
 }
 
-/// Where the tensors are.
+/// A tensor that is read later, block by block.
+struct Later<S> {
+    source: S,
+    name: String,
+    start: u64,
+    sums: Vec<u64>,
+}
+
+/// Where the tensors are, and which sums are theirs.
 struct Places {
     starts: Vec<u64>,
     end: u64,
+    sums: Vec<Range<usize>>,
 }
 
 impl Writer {
@@ -90,7 +107,7 @@ impl Writer {
         let (plan, text) = (engine.plan(), engine.text_side());
         let (header, vocabulary) = (text.stored_header(), text.stored_tokenizer());
         let tensors = plan.packed_tensors();
-        let sums = tensors.len() * 8;
+        let sums = 8 * blocks_of(&tensors)?;
         let places = Places::new(&tensors, 64 + (header.len() + vocabulary.len() + sums) as u64)?;
         let mut head = MAGIC.to_vec();
         for n in [LAYOUT, header.len() as u32, vocabulary.len() as u32, sums as u32] {
@@ -100,7 +117,7 @@ impl Writer {
         head.resize(64, 0);
         head.extend(header);
         head.extend(vocabulary);
-        Ok(Self { tensors, places, head, sums: Vec::new(), next: 0, at: 0, sum: Sum::default() })
+        Ok(Self { tensors, places, head, sums: Vec::new(), next: 0, at: 0 })
     }
 
     /// Bytes of the whole image.
@@ -126,10 +143,9 @@ impl Writer {
             .ok_or_else(|| Error::bad_model(format!("tensor {} is not the plan's", info.name)))?;
         let piece = &bytes[self.at..bytes.len().min(self.at + STEP)];
         sink.put(self.places.starts[self.next] + self.at as u64, piece)?;
-        self.sum.update(piece);
+        self.sums.extend(piece.chunks(BLOCK).map(Sum::of));
         self.at += piece.len();
         if self.at == bytes.len() {
-            self.sums.push(std::mem::take(&mut self.sum).digest());
             self.next += 1;
             self.at = 0;
         }
@@ -177,19 +193,24 @@ impl Reader {
         let tensors = plan.packed_tensors();
         let places = Places::new(&tensors, 64 + parts as u64)?;
         let (sums, rest) = sums.as_chunks();
-        if sums.len() != tensors.len() || !rest.is_empty() || places.end != long(24) {
+        if sums.len() != blocks_of(&tensors)? || !rest.is_empty() || places.end != long(24) {
             return Err(other("has a damaged head"));
         }
         let sums = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
+        let waits = |i: &usize| tensors[*i].name == TOKEN_EMBD && !plan.config.tie_word_embeddings;
+        let now = (0..tensors.len()).filter(|i| !waits(i)).collect();
         Ok(Self {
             plan,
             text,
             tensors,
             places,
             sums,
+            now,
+            next: 0,
             packed: HashMap::new(),
             ahead: None,
             unfilled: Vec::new(),
+            later: None,
         })
     }
 
@@ -200,44 +221,42 @@ impl Reader {
 
     /// Bytes of the whole image, and how far it is read.
     pub fn progress(&self) -> (u64, u64) {
-        let at = self.places.starts.get(self.packed.len()).copied().unwrap_or(self.places.end);
+        let at = self.now.get(self.next).map_or(self.places.end, |i| self.places.starts[*i]);
         (at, self.places.end)
     }
 
-    /// Reads the next tensor. `false`: there is none.
+    /// Reads the next tensor of those that are read at once. `false`: there is none.
     ///
     /// # Errors
     /// `integrity` where it is damaged, `out_of_memory`.
     pub fn step(&mut self, source: &mut impl Source) -> Result<bool> {
-        let i = self.packed.len();
-        if i == 0 && self.ahead.is_none() {
+        if self.ahead.is_none() {
             self.begin()?;
         }
-        let Some(info) = self.tensors.get(i) else { return Ok(false) };
-        let (start, mut sum) = (self.places.starts[i], Sum::default());
-        let (Some(ahead), Some(unfilled)) = (&self.ahead, self.unfilled.pop()) else {
+        let Some(&i) = self.now.get(self.next) else { return Ok(false) };
+        let (Some(ahead), Some(mut unfilled)) = (&self.ahead, self.unfilled.pop()) else {
             return Err(Error::integrity("the image was given up"));
         };
-        ahead.reach(i);
-        let matrix = unfilled.fill(PIECE, |at, room| {
-            let bytes = source.get(start + at as u64, room)?;
-            sum.update(bytes);
-            Ok(bytes)
-        })?;
-        if sum.digest() != self.sums[i] {
-            return Err(Error::integrity(format!("the image of tensor {} is damaged", info.name)));
+        ahead.reach(self.next);
+        let (name, start) = (&self.tensors[i].name, self.places.starts[i]);
+        for (block, sum) in self.sums[self.places.sums[i].clone()].iter().enumerate() {
+            read_block(source, start, *sum, &mut unfilled, block, name)?;
         }
-        self.packed.insert(info.name.clone(), matrix);
+        let matrix = unfilled.take().ok_or_else(|| damaged(name))?;
+        self.packed.insert(name.clone(), matrix);
+        self.next += 1;
         Ok(true)
     }
 
     /// Takes the memory of all tensors, and lets it be touched.
     fn begin(&mut self) -> Result<()> {
-        let unfilled = self.tensors.iter().rev().map(|info| {
-            let (rows, cols) = dims(info);
-            Unfilled::new(stored_type(info), rows, cols)
-        });
-        self.unfilled = unfilled.collect::<Result<_>>()?;
+        let memory = |i: usize| {
+            let (rows, cols) = dims(&self.tensors[i]);
+            Unfilled::new(stored_type(&self.tensors[i]), rows, cols, BLOCK)
+        };
+        self.unfilled = self.now.iter().rev().map(|i| memory(*i)).collect::<Result<_>>()?;
+        let later = (0..self.tensors.len()).find(|i| !self.now.contains(i));
+        self.later = later.map(|i| memory(i).map(|memory| (i, memory))).transpose()?;
         let places = self.unfilled.iter_mut().rev().map(Unfilled::addresses).collect();
         // SAFETY: they are allocated as long as `unfilled` has them, which is dropped after `ahead`, and after that by the
         // matrices, which are given out when `ahead` is gone (`finish`) or dropped after it; each is filled after `reach`.
@@ -245,14 +264,47 @@ impl Reader {
         Ok(())
     }
 
-    /// The model, when all is read.
+    /// The model, when all is read that is read at once; the rest comes from `source` later.
     ///
     /// # Errors
     /// `bad_model` before that.
-    pub fn finish(mut self) -> Result<(Model, Plan, TextSide)> {
+    pub fn finish(mut self, source: impl Source + 'static) -> Result<(Model, Plan, TextSide)> {
         self.ahead = None;
-        Ok((assemble(&self.plan, self.packed)?, self.plan, self.text))
+        let embedding = self.later.map(|(i, table)| {
+            let sums = self.sums[self.places.sums[i].clone()].to_vec();
+            let (name, start) = (self.tensors[i].name.clone(), self.places.starts[i]);
+            Embedding::coming(table, Box::new(Later { source, name, start, sums }))
+        });
+        Ok((assemble(&self.plan, self.packed, embedding)?, self.plan, self.text))
     }
+}
+
+impl<S: Source> Blocks for Later<S> {
+    fn fill(&mut self, table: &mut Unfilled, block: usize) -> Result<()> {
+        read_block(&mut self.source, self.start, self.sums[block], table, block, &self.name)
+    }
+}
+
+/// Reads a block of a tensor that begins at `start`, and holds it against its sum.
+fn read_block(
+    source: &mut impl Source,
+    start: u64,
+    sum: u64,
+    tensor: &mut Unfilled,
+    block: usize,
+    name: &str,
+) -> Result<()> {
+    tensor.fill(block, |at, room| {
+        let bytes = source.get(start + at as u64, room)?;
+        if Sum::of(bytes) != sum {
+            return Err(damaged(name));
+        }
+        Ok(bytes)
+    })
+}
+
+fn damaged(name: &str) -> Error {
+    Error::integrity(format!("the image of tensor {name} is damaged"))
 }
 
 /// A sum that notices damage, not malice: Fletcher's, over sixteen interleaved sequences of words, at the speed of the memory
@@ -261,7 +313,6 @@ impl Reader {
 struct Sum {
     words: [u32; LANES],
     sums: [u32; LANES],
-    bytes: u64,
 }
 
 const LANES: usize = 16;
@@ -269,21 +320,14 @@ const LANES: usize = 16;
 impl Sum {
     fn of(bytes: &[u8]) -> u64 {
         let mut sum = Self::default();
-        sum.update(bytes);
-        sum.digest()
-    }
-
-    /// Adds bytes; all but the last ones of a sum come in whole rows of lanes.
-    fn update(&mut self, bytes: &[u8]) {
-        debug_assert!(self.bytes.is_multiple_of(4 * LANES as u64), "a row was cut");
-        self.bytes += bytes.len() as u64;
         let (rows, rest) = bytes.as_chunks::<{ 4 * LANES }>();
-        rows.iter().for_each(|row| self.add(row));
+        rows.iter().for_each(|row| sum.add(row));
         if !rest.is_empty() {
             let mut row = [0; 4 * LANES];
             row[..rest.len()].copy_from_slice(rest);
-            self.add(&row);
+            sum.add(&row);
         }
+        sum.digest(bytes.len() as u64)
     }
 
     #[inline(always)]
@@ -294,23 +338,30 @@ impl Sum {
         }
     }
 
-    fn digest(&self) -> u64 {
+    fn digest(&self, bytes: u64) -> u64 {
         let mix =
             |h: u64, word: &u32| (h ^ u64::from(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        self.words.iter().chain(&self.sums).fold(self.bytes, mix)
+        self.words.iter().chain(&self.sums).fold(bytes, mix)
     }
 }
 
 impl Places {
     fn new(tensors: &[TensorInfo], head: u64) -> Result<Self> {
-        let (mut starts, mut at) = (Vec::new(), head);
+        let (mut starts, mut end, mut sums) = (Vec::new(), head, Vec::new());
         for info in tensors {
-            at = at.next_multiple_of(ALIGN);
-            starts.push(at);
-            at += stored_bytes(info)? as u64;
+            let start = end.next_multiple_of(ALIGN);
+            let (bytes, first) = (stored_bytes(info)?, sums.last().map_or(0, |sums: &Range<usize>| sums.end));
+            starts.push(start);
+            sums.push(first..first + bytes.div_ceil(BLOCK));
+            end = start + bytes as u64;
         }
-        Ok(Self { starts, end: at })
+        Ok(Self { starts, end, sums })
     }
+}
+
+/// Number of the blocks of all tensors.
+fn blocks_of(tensors: &[TensorInfo]) -> Result<usize> {
+    tensors.iter().map(|info| Ok(stored_bytes(info)?.div_ceil(BLOCK))).sum()
 }
 
 /// Vectors are f32 in a model, whatever the file has.
@@ -332,7 +383,7 @@ fn tensor<'a>(model: &'a Model, name: &str) -> Option<Cow<'a, [u8]>> {
     let matrix = |linear: &'a Linear, i: usize| Some(Cow::Borrowed(linear.parts().get(i)?.0.data()));
     let bias = |linear: &'a Linear, i: usize| vector(linear.parts().get(i)?.1.as_deref()?);
     match name {
-        "token_embd.weight" => return Some(Cow::Borrowed(model.embed_tokens.data())),
+        TOKEN_EMBD => return Some(Cow::Borrowed(model.embed_tokens.matrix()?.data())),
         "output.weight" => return matrix(&model.lm_head, 0),
         "output_norm.weight" => return vector(&model.norm.weight),
         _ => {}

@@ -4,6 +4,10 @@
 //! candle custom op on our packed kernels. A forward [`Pass`] advances one layer at a time, so that its caller can
 //! return to the event loop in between.
 
+mod embedding;
+
+pub use embedding::{Blocks, Embedding};
+
 use crate::config::{head_dim, kv_shape, Config};
 use crate::error::{Error, Result};
 use crate::kernels::parallel::team;
@@ -286,8 +290,8 @@ pub enum Advance {
 pub struct Model {
     /// Hyper-parameters.
     pub config: Config,
-    /// `token_embd`, read row by row in its quantised form.
-    pub embed_tokens: Arc<PackedMatrix>,
+    /// `token_embd`.
+    pub embed_tokens: Embedding,
     /// The blocks.
     pub layers: Vec<Layer>,
     /// `output_norm`.
@@ -326,13 +330,15 @@ impl Model {
             .map(size)
             .sum();
         let head = if self.config.tie_word_embeddings { 0 } else { size(&self.lm_head) };
-        layers + head + weights(&self.embed_tokens)
+        let (rows, cols) = self.embed_tokens.dims();
+        layers + head + rows as u64 * cols as u64
     }
 
     /// Starts a pass of `tokens` at the end of `cache` and makes room for them.
     ///
     /// # Errors
-    /// `invalid_request` when `tokens` is empty or an id is not below `vocab_size`; `out_of_memory`.
+    /// `invalid_request` when `tokens` is empty or an id is not below `vocab_size`; `out_of_memory`; `integrity` where rows of
+    /// the embedding are still in a file and damaged there.
     pub fn start(&self, tokens: &[u32], cache: &mut KvCache, want: Want) -> Result<Pass> {
         let (vocab, width) = (self.config.vocab_size, self.config.hidden_size);
         if tokens.is_empty() {
@@ -346,10 +352,9 @@ impl Model {
         cache.reserve(tokens.len())?;
         let mut xs = vec![0.0; tokens.len() * width];
         timed("embedding", 0, 0, || {
-            for (id, row) in tokens.iter().zip(xs.chunks_exact_mut(width)) {
-                self.embed_tokens.dequantize_row(*id as usize, row);
-            }
-        });
+            let rows = xs.chunks_exact_mut(width);
+            tokens.iter().zip(rows).try_for_each(|(id, row)| self.embed_tokens.row(*id as usize, row))
+        })?;
         let xs = Tensor::from_vec(xs, (tokens.len(), width), &Device::Cpu)?; // (T, C)
         Ok(Pass { xs, tokens: tokens.len(), layer: 0, want })
     }

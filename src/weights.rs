@@ -5,13 +5,13 @@
 mod assembly;
 mod plan;
 
-pub use plan::{dims, Plan};
+pub use plan::{dims, Plan, TOKEN_EMBD};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::{self, HeaderReader, Metadata};
 use crate::kernels::{PackedMatrix, Packer, Quantizer};
-use crate::model::Model;
+use crate::model::{Embedding, Model};
 use crate::safetensors;
 use crate::table_mark::{TableMark, Watch};
 use assembly::Assembly;
@@ -217,7 +217,7 @@ impl Loader {
                 Some(missing) => Err(tensors.ended_before(missing)),
                 None => {
                     let Tensors { plan, packed, .. } = *tensors;
-                    Ok((assemble(&plan, packed)?, plan))
+                    Ok((assemble(&plan, packed, None)?, plan))
                 }
             },
         }
@@ -350,12 +350,16 @@ pub fn plan_of(header: gguf::Header) -> Result<(Plan, Metadata)> {
     Ok((Plan::of_gguf(&header.metadata, vec![header.tensors])?, header.metadata))
 }
 
-/// A model of matrices that are packed already, under their GGUF names.
+/// A model of matrices that are packed already, under their GGUF names, and of an embedding where that is not among them.
 ///
 /// # Errors
 /// `bad_model` where one is missing.
-pub fn assemble(plan: &Plan, packed: HashMap<String, PackedMatrix>) -> Result<Model> {
-    Assembly { packed, config: &plan.config }.model()
+pub fn assemble(
+    plan: &Plan,
+    packed: HashMap<String, PackedMatrix>,
+    embedding: Option<Embedding>,
+) -> Result<Model> {
+    Assembly { packed, config: &plan.config }.model(embedding)
 }
 
 impl Intake {

@@ -47,6 +47,8 @@ struct Inner {
     asides: RefCell<HashMap<u32, AbortController>>,
     /// Source and generation whose chunks were mended after it was loaded: the weights in memory are not to be trusted.
     stale: RefCell<Option<(String, String)>>,
+    /// Source and generation of an image of which some is still in its file.
+    imaged: RefCell<Option<(String, String)>>,
     /// Numbers for the error that the load under way ends in.
     detail: RefCell<Option<Value>>,
 }
@@ -90,6 +92,7 @@ impl QandleWorker {
             events: EventLoop::new()?,
             asides: RefCell::new(HashMap::new()),
             stale: RefCell::new(None),
+            imaged: RefCell::new(None),
             detail: RefCell::new(None),
         })))
     }
@@ -161,6 +164,9 @@ impl Inner {
             let Some(Queued { request, arrived }) = self.queue.borrow_mut().pop_front() else { break };
             let result = self.run(&request, arrived).await;
             self.running.borrow_mut().take();
+            if matches!(result, Err(Error::Integrity(_))) {
+                self.give_up_image();
+            }
             self.settle(request.id, result);
         }
         self.busy.set(false);

@@ -59,11 +59,22 @@ fn written(engine: &Engine) -> Memory {
     memory
 }
 
-fn read(image: &mut Memory) -> Result<Engine> {
-    let mut reader = Reader::open(image)?;
-    while reader.step(image)? {}
-    let (model, plan, text) = reader.finish()?;
+fn read_some(mut image: Memory) -> Result<Engine> {
+    let mut reader = Reader::open(&mut image)?;
+    while reader.step(&mut image)? {}
+    let (model, plan, text) = reader.finish(image)?;
     Engine::new(model, plan, text, "tiny", Options::default())
+}
+
+fn read(image: Memory) -> Result<Engine> {
+    let mut engine = read_some(image)?;
+    while engine.read_on()? {}
+    Ok(engine)
+}
+
+fn logits(engine: &Engine) -> Result<Vec<f32>> {
+    let model = engine.model();
+    model.forward(&[1, 5, 9, 80], &mut model.new_cache(), Want::All)
 }
 
 #[test]
@@ -79,11 +90,11 @@ fn an_image_gives_back_the_same_model_and_tokenizer() {
     ];
     for name in fixtures {
         let engine = load(name);
-        let again = read(&mut written(&engine)).unwrap();
-        let logits = |engine: &Engine| {
-            let model = engine.model();
-            model.forward(&[1, 5, 9, 80], &mut model.new_cache(), Want::All).unwrap()
-        };
+        let mut again = read_some(written(&engine)).unwrap();
+        // An embedding of its own is still in the file.
+        assert_eq!(again.model().embed_tokens.matrix().is_none(), name.contains("untied"), "{name}");
+        assert_eq!(logits(&again), logits(&engine), "{name}");
+        while again.read_on().unwrap() {}
         assert_eq!(logits(&again), logits(&engine), "{name}");
         assert_eq!(again.info(), engine.info(), "{name}");
         if name.contains("r1") {
@@ -102,6 +113,20 @@ fn an_image_gives_back_the_same_model_and_tokenizer() {
 }
 
 #[test]
+fn damage_in_what_is_read_later_is_an_error_of_each_use() {
+    let engine = load("golden/tiny-q4km_h256_untied.gguf");
+    let mut image = written(&engine);
+    let table = engine.model().embed_tokens.matrix().unwrap().data();
+    let at = image.0.windows(table.len()).position(|bytes| bytes == table).unwrap();
+    image.0[at + table.len() / 2] ^= 1;
+    let mut again = read_some(image).unwrap();
+    for _ in 0..2 {
+        assert_eq!(logits(&again).unwrap_err().code(), "integrity");
+        assert_eq!(again.read_on().unwrap_err().code(), "integrity");
+    }
+}
+
+#[test]
 fn a_changed_or_missing_byte_is_noticed() {
     let engine = load("golden/tiny-q4km_h256_untied.gguf");
     let image = written(&engine).0;
@@ -109,7 +134,7 @@ fn a_changed_or_missing_byte_is_noticed() {
         // Padding between tensors is not looked at, nor is what follows the first 40 bytes of the head.
         let mut other = image.clone();
         other[at] ^= 0x10;
-        (read(&mut Memory(other)), at)
+        (read(Memory(other)), at)
     };
     let mut noticed = 0;
     for at in (0..image.len()).step_by(997).chain(0..64) {
@@ -123,7 +148,7 @@ fn a_changed_or_missing_byte_is_noticed() {
     }
     assert!(noticed > image.len() / 1200, "{noticed}");
     for cut in [1, 1000, image.len() - 63, image.len()] {
-        let error = read(&mut Memory(image[..image.len() - cut].to_vec())).map(drop).unwrap_err();
+        let error = read(Memory(image[..image.len() - cut].to_vec())).map(drop).unwrap_err();
         assert_eq!(error.code(), "integrity");
     }
 }

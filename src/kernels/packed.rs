@@ -72,22 +72,29 @@ pub struct PackedMatrix {
     specials: bool,
 }
 
-/// A matrix with memory of its own that was not written yet.
-pub struct Unfilled(PackedMatrix);
+/// A matrix with memory of its own that is written block by block, in any order. Rows can be read as soon as they are there.
+pub struct Unfilled {
+    /// Its vector is empty until the last block was written.
+    matrix: PackedMatrix,
+    block: usize,
+    written: Vec<bool>,
+}
 
 impl Unfilled {
-    /// Takes the memory.
+    /// Takes the memory, to be written in blocks of so many bytes; the last one may be shorter.
     ///
     /// # Errors
     /// As [`Packer::new`].
-    pub fn new(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
-        PackedMatrix::unwritten(dtype, rows, cols).map(Self)
+    pub fn new(dtype: DType, rows: usize, cols: usize, block: usize) -> Result<Self> {
+        let matrix = PackedMatrix::unwritten(dtype, rows, cols)?;
+        let written = vec![false; matrix.bytes.div_ceil(block)];
+        Ok(Self { matrix, block, written })
     }
 
     /// The memory, whole sixteen bytes.
     fn room(&mut self) -> &mut [MaybeUninit<u8>] {
-        let bytes = 16 * self.0.bytes.div_ceil(16);
-        let room = self.0.chunks.spare_capacity_mut();
+        let bytes = 16 * self.matrix.bytes.div_ceil(16);
+        let room = self.matrix.chunks.spare_capacity_mut();
         debug_assert!(bytes <= 16 * room.len());
         // SAFETY: a `Chunk` is sixteen bytes that may hold anything, and there is room for as many of them as `bytes` need.
         unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), bytes) }
@@ -99,26 +106,85 @@ impl Unfilled {
         room.start as usize..room.end as usize
     }
 
-    /// As [`PackedMatrix::from_packed`], piece by piece: `get` fills the piece from that offset on and gives it back as bytes.
+    /// Rows and columns.
+    pub fn dims(&self) -> (usize, usize) {
+        (self.matrix.rows, self.matrix.cols)
+    }
+
+    /// Bytes of memory it holds.
+    pub fn bytes(&self) -> usize {
+        16 * self.matrix.bytes.div_ceil(16)
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> usize {
+        self.written.len()
+    }
+
+    /// Whether a block was written.
+    pub fn has(&self, block: usize) -> bool {
+        self.written[block]
+    }
+
+    /// The first block that was not.
+    pub fn missing(&self) -> Option<usize> {
+        self.written.iter().position(|written| !written)
+    }
+
+    /// The blocks that a row lies in.
+    pub fn blocks_of(&self, row: usize) -> Range<usize> {
+        let bytes = self.matrix.group(row);
+        bytes.start / self.block..bytes.end.div_ceil(self.block)
+    }
+
+    /// Writes a block: `get` fills its memory, which begins at that byte of the matrix, and gives it back as bytes.
     ///
     /// # Errors
-    /// What `get` returns. Panics where `get` gives back other memory.
+    /// What `get` returns: the block is not there then. Panics where `get` gives back other memory.
     pub fn fill(
-        mut self,
-        piece: usize,
-        mut get: impl for<'a> FnMut(usize, &'a mut [MaybeUninit<u8>]) -> Result<&'a [u8]>,
-    ) -> Result<PackedMatrix> {
-        let bytes = self.0.bytes;
+        &mut self,
+        block: usize,
+        get: impl for<'a> FnOnce(usize, &'a mut [MaybeUninit<u8>]) -> Result<&'a [u8]>,
+    ) -> Result<()> {
+        let (bytes, at) = (self.matrix.bytes, block * self.block);
+        let end = bytes.min(at + self.block);
         let (wanted, padding) = self.room().split_at_mut(bytes);
+        let part = &mut wanted[at..end];
+        let (start, len) = (part.as_ptr().cast::<u8>(), part.len());
+        let filled = get(at, part)?;
+        assert!(filled.as_ptr() == start && filled.len() == len, "other memory was filled");
         padding.fill(MaybeUninit::new(0));
-        for (i, part) in wanted.chunks_mut(piece.max(1)).enumerate() {
-            let (start, len) = (part.as_ptr().cast::<u8>(), part.len());
-            let filled = get(i * piece, part)?;
-            assert!(filled.as_ptr() == start && filled.len() == len, "other memory was filled");
+        self.written[block] = true;
+        Ok(())
+    }
+
+    /// As [`PackedMatrix::dequantize_row`]. Panics where a block of the row was not written.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert!(self.blocks_of(row).all(|block| self.has(block)), "row {row} is not there");
+        let bytes = self.matrix.group(row);
+        let start = self.matrix.chunks.as_ptr().cast::<u8>();
+        // SAFETY: the bytes lie in the vector's memory, and in blocks that `fill` saw written.
+        let group = unsafe { std::slice::from_raw_parts(start.add(bytes.start), bytes.len()) };
+        self.matrix.dequantize_row_of(group, row, out);
+    }
+
+    /// The matrix, once every block was written; what stays has no memory and no rows.
+    pub fn take(&mut self) -> Option<PackedMatrix> {
+        if self.missing().is_some() {
+            return None;
         }
-        // SAFETY: every byte was written: `get` gave all of them back as bytes, and the padding is zero.
-        unsafe { self.0.chunks.set_len(bytes.div_ceil(16)) };
-        Ok(self.0.sealed())
+        let none = PackedMatrix {
+            dtype: self.matrix.dtype,
+            rows: 0,
+            cols: 0,
+            bytes: 0,
+            chunks: Vec::new(),
+            specials: false,
+        };
+        let mut matrix = std::mem::replace(&mut self.matrix, none);
+        // SAFETY: every byte was written: `fill` saw all blocks given back as bytes, and the padding is zero.
+        unsafe { matrix.chunks.set_len(matrix.bytes.div_ceil(16)) };
+        Some(matrix.sealed())
     }
 }
 
@@ -231,12 +297,22 @@ impl PackedMatrix {
 
     /// The values of one row, as an embedding needs them. Panics where `row` or `out`'s length does not fit.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        self.dequantize_row_of(&self.data()[self.group(row)], row, out);
+    }
+
+    /// The bytes of the group of rows that a row is in.
+    fn group(&self, row: usize) -> Range<usize> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
+        let bytes = self.bytes / self.rows.div_ceil(ROWS);
+        let at = row / ROWS * bytes;
+        at..at + bytes
+    }
+
+    /// As [`PackedMatrix::dequantize_row`], of the bytes of its group.
+    fn dequantize_row_of(&self, group: &[u8], row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "a row has {} values", self.cols);
-        let (group, lane) = (row / ROWS, row % ROWS);
-        let group_bytes = self.data().len() / self.rows.div_ceil(ROWS);
-        let data = &self.data()[group * group_bytes..][..group_bytes];
-        with_format!(self.dtype, F => dequantize_quants::<F>(data, lane, out), dequantize_floats::<F>(data, lane, out));
+        let lane = row % ROWS;
+        with_format!(self.dtype, F => dequantize_quants::<F>(group, lane, out), dequantize_floats::<F>(group, lane, out));
     }
 }
 

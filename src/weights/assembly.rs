@@ -5,7 +5,7 @@ use crate::config::{head_dim, Config};
 use crate::error::{Error, Result};
 use crate::kernels::{rope::Rope, PackedMatrix};
 use crate::kv_cache::KvKind;
-use crate::model::{Attention, Layer, Linear, Mlp, Model, RmsNorm};
+use crate::model::{Attention, Embedding, Layer, Linear, Mlp, Model, RmsNorm};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -18,12 +18,17 @@ pub(super) struct Assembly<'a> {
 }
 
 impl Assembly<'_> {
-    /// The model; `bad_model` where a tensor is missing.
-    pub(super) fn model(mut self) -> Result<Model> {
+    /// The model; `bad_model` where a tensor is missing. An embedding that is given is not among the tensors.
+    pub(super) fn model(mut self, embedding: Option<Embedding>) -> Result<Model> {
         let config = self.config.clone();
-        let embed_tokens = Arc::new(self.matrix(TOKEN_EMBD)?);
-        let head =
-            if config.tie_word_embeddings { embed_tokens.clone() } else { Arc::new(self.matrix(OUTPUT)?) };
+        let (embed_tokens, tied) = match embedding {
+            Some(embedding) => (embedding, None),
+            None => {
+                let matrix = Arc::new(self.matrix(TOKEN_EMBD)?);
+                (Embedding::whole(matrix.clone()), config.tie_word_embeddings.then_some(matrix))
+            }
+        };
+        let head = tied.map_or_else(|| self.matrix(OUTPUT).map(Arc::new), Ok)?;
         let layers = (0..config.num_hidden_layers).map(|i| self.layer(i)).collect::<Result<_>>()?;
         Ok(Model {
             norm: self.norm(OUTPUT_NORM)?,

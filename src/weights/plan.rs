@@ -12,7 +12,8 @@ use std::collections::HashMap;
 const MEMORY_LIMIT: u64 = (4096 - 192) << 20;
 
 /// GGUF names, by which the model's fields find their tensors.
-pub(super) const TOKEN_EMBD: &str = "token_embd.weight";
+/// The embedding's name in a GGUF file.
+pub const TOKEN_EMBD: &str = "token_embd.weight";
 pub(super) const OUTPUT: &str = "output.weight";
 pub(super) const OUTPUT_NORM: &str = "output_norm.weight";
 

@@ -20,6 +20,8 @@ use web_sys::AbortController;
 const LATER_MS: i32 = 3000;
 /// Whether the engine is idle is looked at so often, ms.
 const LOOK_MS: i32 = 250;
+/// Blocks of an image that are read between two looks at the event loop.
+const READ_ON: usize = 4;
 /// An image is written where the origin may store as many times its size more.
 const ROOM: f64 = 4.0;
 
@@ -149,6 +151,35 @@ impl Inner {
             }
             sleep(0, None).await;
         }
+    }
+
+    /// Reads what an image left in its file, beside whatever is asked meanwhile.
+    pub(super) async fn read_on(self: Rc<Self>) {
+        loop {
+            let more = self.with(|engine| {
+                let steps = (0..READ_ON).map(|_| engine.read_on());
+                steps.reduce(|all, more| Ok(all? && more?)).unwrap_or(Ok(false))
+            });
+            match more {
+                Ok(true) => sleep(0, None).await,
+                Err(Error::Integrity(_)) => return self.give_up_image(),
+                // All is there, or the engine is not any more.
+                _ => break,
+            }
+        }
+        self.imaged.borrow_mut().take();
+    }
+
+    /// What is still in the image's file is damaged: before the next request the model is read anew from its chunks.
+    pub(super) fn give_up_image(self: &Rc<Self>) {
+        let Some((source, generation)) = self.imaged.borrow_mut().take() else { return };
+        *self.stale.borrow_mut() = Some((source.clone(), generation.clone()));
+        self.go_on();
+        wasm_bindgen_futures::spawn_local(async move {
+            let Ok(store) = Store::open(None).await else { return };
+            // Where that is not kept, the next load finds the damage again.
+            let _ = store.modify(&source, &generation, |row| row.image = None).await;
+        });
     }
 
     /// Reads the weights of the loaded model again from the store. What sessions hold came of the damaged ones.

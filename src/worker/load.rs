@@ -67,9 +67,12 @@ impl Inner {
         if warm_up {
             report.send("warmup", 0, None, 0.99);
             self.events.turn().await;
-            engine.warm_up()?;
-            if !all["options"]["threads"].is_u64() {
-                self.threads.set(engine.choose_threads()?);
+            let choose = !all["options"]["threads"].is_u64();
+            match engine.warm_up().and_then(|()| choose.then(|| engine.choose_threads()).transpose()) {
+                Ok(Some(threads)) => self.threads.set(threads),
+                // What an image left in its file is damaged: `read_on` sees to that.
+                Ok(None) | Err(Error::Integrity(_)) => {}
+                Err(error) => return Err(error),
             }
         }
         if abort.signal().aborted() {
@@ -85,6 +88,7 @@ impl Inner {
             return Err(Error::closed("the engine was closed"));
         }
         *state = State::Ready(Box::new(engine));
+        wasm_bindgen_futures::spawn_local(self.clone().read_on());
         Ok(info)
     }
 }
@@ -244,6 +248,7 @@ impl Job<'_> {
                 return Ok(None);
             }
         };
+        *self.inner.imaged.borrow_mut() = Some((row.source.clone(), row.generation.clone()));
         self.inner.later(&row, Origin::Image, false);
         let (store, key) = (store.clone(), key.to_string());
         wasm_bindgen_futures::spawn_local(async move {
@@ -271,7 +276,7 @@ impl Job<'_> {
                 self.check_wanted()?;
             }
         }
-        let loaded = reader.finish();
+        let loaded = reader.finish(file);
         self.report.spent("read", begun);
         loaded
     }

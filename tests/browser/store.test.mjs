@@ -4,7 +4,7 @@ import { readFile, stat } from "node:fs/promises";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { faultServer } from "../tools/fault_server.mjs";
-import { damageChunk, storedNames } from "./stored.mjs";
+import { attempt, damageChunk, listed, storedNames } from "./stored.mjs";
 import { browsers, full, model05, openBrowser, packagePage, packageSite } from "./harness.mjs";
 
 const CHUNK = 8 << 20;
@@ -23,29 +23,6 @@ after(async () => {
   await tiny?.close();
   await site?.close();
 });
-
-/** Loads in the page and says what came of it; the engine is closed again. */
-const attempt = async ({ url, options = {}, ask = true }) => {
-  const seen = { notices: [], sources: new Set(), fractions: [] };
-  const begun = performance.now();
-  try {
-    const engine = await window.qandle.load(url, {
-      threads: 1,
-      ...options,
-      onNotice: (notice) => seen.notices.push(notice.code),
-      onProgress: ({ source, fraction }) => { seen.sources.add(source); seen.fractions.push(fraction); },
-    });
-    const ms = performance.now() - begun;
-    const reply = ask ? await engine.completions.create({ prompt: [1, 2, 3], max_tokens: 4, temperature: 0, return_tokens: true }) : null;
-    await engine.close();
-    const rising = seen.fractions.every((fraction, i) => i === 0 || fraction >= seen.fractions[i - 1]);
-    return { code: "ok", ids: reply && Array.from(reply.choices[0].token_ids), ms, notices: seen.notices, sources: [...seen.sources], rising };
-  } catch (error) {
-    return { code: error.code ?? error.name, message: error.message, ms: performance.now() - begun, notices: seen.notices };
-  }
-};
-
-const listed = async () => (await window.qandle.models.list()).map(({ source, bytes, storedBytes, complete }) => ({ source, bytes, storedBytes, complete }));
 
 for (const name of browsers) {
   test(`a second visit needs no network, and a changed byte is found and mended, ${name}`, async () => {
@@ -485,87 +462,3 @@ test("an estimate reads the header alone", async () => {
     await browser.close();
   }
 });
-
-// Packed weights, tokenizer and all else, KV cache: what `model.test.mjs` holds a first load to.
-const memoryLimit = (tensorBytes, kvBytes) => 1.08 * tensorBytes + (48 << 20) + kvBytes;
-
-for (const name of browsers) {
-  test(`every way of loading stays within the bound of memory, and the image gives the same answer, ${name}`, async () => {
-    const browser = await openBrowser(name);
-    try {
-      const page = await packagePage(browser, site);
-      const ask = async ({ path, options = {}, file = false, image = false }) => {
-        const source = file ? new File([await (await fetch(path)).blob()], "m.gguf") : new URL(path, location.href).href;
-        const engine = await window.qandle.load(source, { threads: 1, ...options });
-        const reply = await engine.completions.create({ prompt: [9707, 11, 1879], max_tokens: 4, temperature: 0, return_tokens: true });
-        const { memory, model, load } = engine.info;
-        const found = { source: load.source, ids: Array.from(reply.choices[0].token_ids), wasm: memory.wasmBytes, kv: memory.kvBytes, tensors: model.bytes };
-        for (let i = 0; image && i < 240 && !(await window.qandle.models.list()).some(({ imageBytes }) => imageBytes > 0); i++) await new Promise((resolve) => setTimeout(resolve, 250));
-        await engine.close();
-        return found;
-      };
-      const path = model05;
-      const ways = [
-        ["network", { path, image: true }],
-        ["image", { path }],
-        ["cache", { path, options: { fastImage: false } }],
-        ["network", { path, options: { cache: "none" } }],
-        ["file", { path, file: true }],
-      ];
-      let first;
-      for (const [source, way] of ways) {
-        const found = await page.run(ask, way);
-        first ??= found;
-        assert.equal(found.source, source);
-        assert.deepEqual(found.ids, first.ids, source);
-        assert.ok(found.wasm <= memoryLimit(found.tensors, found.kv), `${source}: ${found.wasm} bytes of wasm memory`);
-      }
-      const [row] = await page.run(() => window.qandle.models.list());
-      assert.ok(row.imageBytes > row.bytes && row.imageBytes < 1.1 * row.bytes, String(row.imageBytes));
-
-      // An image whose bytes changed is left aside, and written anew.
-      const damage = async () => {
-        const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("qandle-images");
-        for await (const entry of folder.values()) {
-          const file = await entry.createWritable({ keepExistingData: true });
-          await file.write({ type: "write", position: 300_000_000, data: new Uint8Array(4096).fill(77) });
-          await file.close();
-        }
-      };
-      await page.run(damage);
-      const mended = await page.run(ask, { path, image: true });
-      assert.deepEqual([mended.source, mended.ids], ["cache", first.ids]);
-      assert.equal((await page.run(ask, { path })).source, "image");
-      await page.run((url) => window.qandle.models.delete(new URL(url, location.href).href), path);
-      const left = await page.run(async () => {
-        const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("qandle-images");
-        const names = [];
-        for await (const name of folder.keys()) names.push(name);
-        return names;
-      });
-      assert.deepEqual(left, []);
-    } finally {
-      await browser.close();
-    }
-  });
-
-  if (full) {
-    test(`1.1 GB are stored and read back, ${name}`, async () => {
-      const large = await faultServer({ file: `${root}models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf` });
-      const browser = await openBrowser(name);
-      try {
-        const page = await packagePage(browser, site);
-        const first = await page.run(attempt, { url: large.url, options: { fastImage: false } });
-        assert.equal(first.code, "ok", first.message);
-        assert.equal(large.sent, large.size);
-        large.reset();
-        const again = await page.run(attempt, { url: large.url, options: { fastImage: false } });
-        assert.deepEqual([again.code, again.ids, again.sources, large.sent], ["ok", first.ids, ["cache"], 0], again.message);
-        assert.deepEqual(await page.run((url) => window.qandle.models.verify(url), large.url), { chunks: 134, bad: 0, repaired: 0 });
-      } finally {
-        await browser.close();
-        await large.close();
-      }
-    });
-  }
-}

@@ -1,4 +1,28 @@
-// What a page's origin has stored, looked at and damaged behind the store's back. The functions run in the page.
+// What a page's origin has stored, looked at, used, and damaged behind the store's back. The functions run in the page.
+
+/** Loads in the page and says what came of it; the engine is closed again. */
+export const attempt = async ({ url, options = {}, ask = true }) => {
+  const seen = { notices: [], sources: new Set(), fractions: [] };
+  const begun = performance.now();
+  try {
+    const engine = await window.qandle.load(url, {
+      threads: 1,
+      ...options,
+      onNotice: (notice) => seen.notices.push(notice.code),
+      onProgress: ({ source, fraction }) => { seen.sources.add(source); seen.fractions.push(fraction); },
+    });
+    const ms = performance.now() - begun;
+    const reply = ask ? await engine.completions.create({ prompt: [1, 2, 3], max_tokens: 4, temperature: 0, return_tokens: true }) : null;
+    await engine.close();
+    const rising = seen.fractions.every((fraction, i) => i === 0 || fraction >= seen.fractions[i - 1]);
+    return { code: "ok", ids: reply && Array.from(reply.choices[0].token_ids), ms, notices: seen.notices, sources: [...seen.sources], rising };
+  } catch (error) {
+    return { code: error.code ?? error.name, message: error.message, ms: performance.now() - begun, notices: seen.notices };
+  }
+};
+
+/** The rows of `models.list`, less what differs from run to run. */
+export const listed = async () => (await window.qandle.models.list()).map(({ source, bytes, storedBytes, complete }) => ({ source, bytes, storedBytes, complete }));
 
 /** Names of all stored chunks, or of the files that hold them, by place. */
 export const storedNames = async () => {
