@@ -91,6 +91,11 @@ impl Engine {
         &self.text
     }
 
+    /// Notes what the model is known by ([`crate::image::Identity`]).
+    pub fn set_identity(&mut self, identity: String) {
+        self.text.set_identity(identity);
+    }
+
     /// Reads some more of what an image left in its file; `false`: all is there.
     ///
     /// # Errors

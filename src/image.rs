@@ -18,8 +18,10 @@ use crate::error::{Error, Result};
 use crate::gguf::{HeaderReader, TensorInfo};
 use crate::kernels::{DType, PackedMatrix, Unfilled, LAYOUT};
 use crate::model::{Blocks, Embedding, Linear, Model};
+use crate::sum::{hex, Sum};
 use crate::weights::{assemble, dims, plan_of, Plan, TOKEN_EMBD};
 use ahead::Ahead;
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -91,6 +93,40 @@ struct Later<S> {
     sums: Vec<u64>,
 }
 
+/// What a model is known by beside what is computed with it: header and all weights, whatever they were read from.
+pub struct Identity {
+    tensors: Vec<TensorInfo>,
+    sums: Vec<u64>,
+    next: usize,
+}
+
+impl Identity {
+    /// Of an engine whose model came from no image.
+    pub fn new(engine: &Engine) -> Self {
+        Self { tensors: engine.plan().packed_tensors(), sums: Vec::new(), next: 0 }
+    }
+
+    /// Looks at the next tensor; at last the identity.
+    ///
+    /// # Errors
+    /// `bad_model` where the engine has another model by now.
+    pub fn step(&mut self, engine: &Engine) -> Result<Option<String>> {
+        let Some(info) = self.tensors.get(self.next) else {
+            return Ok(Some(identity(engine.text_side().stored_header(), &self.sums)));
+        };
+        self.sums.extend(stored_tensor(engine, info)?.chunks(BLOCK).map(Sum::of));
+        self.next += 1;
+        Ok(None)
+    }
+}
+
+fn identity(header: &[u8], sums: &[u64]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(header);
+    sums.iter().for_each(|sum| hash.update(sum.to_le_bytes()));
+    hex(&hash.finalize()[..16])
+}
+
 /// Where the tensors are, and which sums are theirs.
 struct Places {
     starts: Vec<u64>,
@@ -138,9 +174,7 @@ impl Writer {
             sink.put(0, &self.head)?;
             return Ok(true);
         };
-        let bytes = tensor(engine.model(), &info.name)
-            .filter(|bytes| stored_bytes(info).is_ok_and(|n| n == bytes.len()))
-            .ok_or_else(|| Error::bad_model(format!("tensor {} is not the plan's", info.name)))?;
+        let bytes = stored_tensor(engine, info)?;
         let piece = &bytes[self.at..bytes.len().min(self.at + STEP)];
         sink.put(self.places.starts[self.next] + self.at as u64, piece)?;
         self.sums.extend(piece.chunks(BLOCK).map(Sum::of));
@@ -189,14 +223,15 @@ impl Reader {
             None => reader.push(&[0; 1 << 10])?,
         };
         let (plan, metadata) = plan_of(whole.ok_or_else(|| other("has a damaged header"))?)?;
-        let text = TextSide::restore(&metadata, &plan, vocabulary)?;
+        let mut text = TextSide::restore(&metadata, &plan, vocabulary)?;
         let tensors = plan.packed_tensors();
         let places = Places::new(&tensors, 64 + parts as u64)?;
         let (sums, rest) = sums.as_chunks();
         if sums.len() != blocks_of(&tensors)? || !rest.is_empty() || places.end != long(24) {
             return Err(other("has a damaged head"));
         }
-        let sums = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
+        let sums: Vec<u64> = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
+        text.set_identity(identity(text.stored_header(), &sums));
         let waits = |i: &usize| tensors[*i].name == TOKEN_EMBD && !plan.config.tie_word_embeddings;
         let now = (0..tensors.len()).filter(|i| !waits(i)).collect();
         Ok(Self {
@@ -307,44 +342,6 @@ fn damaged(name: &str) -> Error {
     Error::integrity(format!("the image of tensor {name} is damaged"))
 }
 
-/// A sum that notices damage, not malice: Fletcher's, over sixteen interleaved sequences of words, at the speed of the memory
-/// (a hash for the purpose, XXH3, took 150 ms for the 525 MB of a 0.5B model, as long as reading them).
-#[derive(Debug, Default)]
-struct Sum {
-    words: [u32; LANES],
-    sums: [u32; LANES],
-}
-
-const LANES: usize = 16;
-
-impl Sum {
-    fn of(bytes: &[u8]) -> u64 {
-        let mut sum = Self::default();
-        let (rows, rest) = bytes.as_chunks::<{ 4 * LANES }>();
-        rows.iter().for_each(|row| sum.add(row));
-        if !rest.is_empty() {
-            let mut row = [0; 4 * LANES];
-            row[..rest.len()].copy_from_slice(rest);
-            sum.add(&row);
-        }
-        sum.digest(bytes.len() as u64)
-    }
-
-    #[inline(always)]
-    fn add(&mut self, row: &[u8; 4 * LANES]) {
-        for (i, word) in row.as_chunks::<4>().0.iter().enumerate() {
-            self.words[i] = self.words[i].wrapping_add(u32::from_le_bytes(*word));
-            self.sums[i] = self.sums[i].wrapping_add(self.words[i]);
-        }
-    }
-
-    fn digest(&self, bytes: u64) -> u64 {
-        let mix =
-            |h: u64, word: &u32| (h ^ u64::from(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        self.words.iter().chain(&self.sums).fold(bytes, mix)
-    }
-}
-
 impl Places {
     fn new(tensors: &[TensorInfo], head: u64) -> Result<Self> {
         let (mut starts, mut end, mut sums) = (Vec::new(), head, Vec::new());
@@ -376,6 +373,13 @@ fn stored_type(info: &TensorInfo) -> DType {
 fn stored_bytes(info: &TensorInfo) -> Result<usize> {
     let (rows, cols) = dims(info);
     PackedMatrix::packed_bytes(stored_type(info), rows, cols)
+}
+
+/// The bytes of a tensor as they are stored.
+fn stored_tensor<'a>(engine: &'a Engine, info: &TensorInfo) -> Result<Cow<'a, [u8]>> {
+    tensor(engine.model(), &info.name)
+        .filter(|bytes| stored_bytes(info).is_ok_and(|n| n == bytes.len()))
+        .ok_or_else(|| Error::bad_model(format!("tensor {} is not the plan's", info.name)))
 }
 
 /// The bytes of a tensor by its name in a GGUF file.

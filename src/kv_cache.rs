@@ -29,6 +29,12 @@ impl KvCache {
         Self { shape, pages: Vec::new(), len: 0 }
     }
 
+    /// A cache of pages that were filled earlier, up to `len`, which they must hold.
+    pub(crate) fn of_pages(shape: KvShape, pages: Vec<Arc<Page>>, len: usize) -> Self {
+        assert!(len <= pages.len() * PAGE, "{len} positions in {} pages", pages.len());
+        Self { shape, pages, len }
+    }
+
     /// Committed positions.
     pub fn len(&self) -> usize {
         self.len

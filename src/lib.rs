@@ -17,6 +17,9 @@ pub mod kernels;
 pub mod table_mark;
 
 #[cfg(feature = "engine")]
+pub mod sum;
+
+#[cfg(feature = "engine")]
 pub mod gguf;
 
 #[cfg(feature = "engine")]
@@ -48,6 +51,9 @@ pub mod stream;
 
 #[cfg(feature = "engine")]
 pub mod session;
+
+#[cfg(feature = "engine")]
+pub mod snapshot;
 
 #[cfg(feature = "engine")]
 pub mod generation;

@@ -20,12 +20,24 @@ pub struct TextSide {
     pub(super) file_type: Option<u64>,
     /// The file's header less the tokenizer's arrays.
     pub(super) header: Vec<u8>,
+    /// What header and weights are known by, once it was computed.
+    identity: Option<String>,
 }
 
 impl TextSide {
     /// The model's own name.
     pub fn model_name(&self) -> Option<String> {
         self.name.clone()
+    }
+
+    /// What header and weights are known by ([`crate::image::Identity`]), once it was computed.
+    pub fn identity(&self) -> Option<&str> {
+        self.identity.as_deref()
+    }
+
+    /// Sets it.
+    pub fn set_identity(&mut self, identity: String) {
+        self.identity = Some(identity);
     }
 
     /// Builds tokenizer and template; the large arrays leave the metadata.
@@ -94,6 +106,7 @@ impl TextSide {
             name,
             file_type: metadata.u64("general.file_type"),
             header: write_header(metadata, &plan.packed_tensors()),
+            identity: None,
         })
     }
 }

@@ -3,14 +3,14 @@
 use super::PAGE;
 use crate::error::{Error, Result};
 use crate::kernels::math::F32x4;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Columns of a head that share a scale in [`KvKind::Q8`].
 const BLOCK: usize = 32;
 
 /// What keys and values are kept as.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvKind {
     /// 2 bytes a value.
@@ -23,7 +23,8 @@ pub enum KvKind {
 }
 
 /// The shape of one position's keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct KvShape {
     /// Number of layers.
     pub layers: usize,
@@ -109,6 +110,52 @@ impl Page {
             }
         };
         Ok(Self { data, shape })
+    }
+
+    /// All its bytes, [`KvShape::page_bytes`] of them, little-endian.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.shape.page_bytes());
+        match &self.data {
+            Data::F16(halves) => bytes.extend(halves.iter().flat_map(|x| x.to_le_bytes())),
+            Data::F32(floats) => bytes.extend(floats.iter().flat_map(|x| x.to_le_bytes())),
+            Data::Q8 { quants, scales } => {
+                bytes.extend(quants.iter().map(|q| q.cast_unsigned()));
+                bytes.extend(scales.iter().flat_map(|x| x.to_le_bytes()));
+            }
+        }
+        bytes
+    }
+
+    /// A page of what [`Page::to_bytes`] gave; `None` where there are not as many, or some stand for no finite number.
+    ///
+    /// # Errors
+    /// `out_of_memory`.
+    pub(crate) fn from_bytes(shape: KvShape, bytes: &[u8]) -> Result<Option<Self>> {
+        if bytes.len() != shape.page_bytes() {
+            return Ok(None);
+        }
+        let mut page = Self::new(shape)?;
+        let floats = |to: &mut [f32], from: &[u8]| {
+            to.iter_mut().zip(from.as_chunks().0).fold(true, |finite, (x, bytes)| {
+                *x = f32::from_le_bytes(*bytes);
+                finite & x.is_finite()
+            })
+        };
+        let finite = match &mut page.data {
+            Data::F16(halves) => {
+                halves.iter_mut().zip(bytes.as_chunks().0).fold(true, |finite, (x, bytes)| {
+                    *x = u16::from_le_bytes(*bytes);
+                    finite & (*x & 0x7c00 != 0x7c00)
+                })
+            }
+            Data::F32(all) => floats(all, bytes),
+            Data::Q8 { quants, scales } => {
+                let (first, rest) = bytes.split_at(quants.len());
+                quants.iter_mut().zip(first).for_each(|(q, byte)| *q = byte.cast_signed());
+                floats(scales, rest)
+            }
+        };
+        Ok(finite.then_some(page))
     }
 
     pub(super) fn copy(&self) -> Result<Self> {

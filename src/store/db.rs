@@ -6,11 +6,14 @@ use std::cell::Cell;
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
-use web_sys::{IdbDatabase, IdbFactory, IdbOpenDbRequest, IdbRequest, IdbTransaction, IdbTransactionMode};
+use web_sys::{
+    IdbDatabase, IdbFactory, IdbKeyRange, IdbOpenDbRequest, IdbRequest, IdbTransaction, IdbTransactionMode,
+};
 
 /// The database's name.
 pub(super) const NAME: &str = "qandle";
-const VERSION: u32 = 1;
+/// Each new table raises it.
+const VERSION: u32 = 2;
 /// A database that another tab holds back, or that a browser never opens, is none.
 const OPEN_MS: i32 = 5000;
 
@@ -21,17 +24,36 @@ pub enum Table {
     Models,
     /// Bytes of chunks, as `Blob`s.
     Chunks,
+    /// Rows of [`crate::snapshot::Row`], as JSON text, by session.
+    Sessions,
+    /// Bytes of the sessions' pages.
+    Pages,
 }
 
-const TABLES: [Table; 2] = [Table::Models, Table::Chunks];
+const TABLES: [Table; 4] = [Table::Models, Table::Chunks, Table::Sessions, Table::Pages];
 
 impl Table {
     pub(super) fn name(self) -> &'static str {
         match self {
             Table::Models => "models",
             Table::Chunks => "chunks",
+            Table::Sessions => "sessions",
+            Table::Pages => "pages",
         }
     }
+}
+
+/// What becomes of a text and of what lies beside it.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// The text.
+    pub text: Option<String>,
+    /// Names and values.
+    pub put: Vec<(String, JsValue)>,
+    /// Names.
+    pub delete: Vec<String>,
+    /// What the names begin with that go before anything is put.
+    pub delete_all: Option<String>,
 }
 
 /// What a store could not do.
@@ -58,7 +80,7 @@ impl From<JsValue> for Refusal {
 pub struct Db(IdbDatabase);
 
 impl Db {
-    /// Opens it, and makes its tables the first time.
+    /// Opens it, and makes the tables that it lacks.
     ///
     /// # Errors
     /// Where the browser has no IndexedDB, refuses it, or does not answer.
@@ -136,6 +158,55 @@ impl Db {
         });
         request.set_onsuccess(Some(found.unchecked_ref()));
         completed(&transaction).await.map(|()| put.get())
+    }
+
+    /// As [`Db::update`], of a text and of what lies beside it in another table: `change` says what the text becomes (`None`:
+    /// it goes), and what is put and deleted there.
+    pub async fn update_with(
+        &self,
+        [table, beside]: [Table; 2],
+        key: &str,
+        change: impl FnOnce(Option<String>) -> Option<Change> + 'static,
+    ) -> Result<bool, Refusal> {
+        let names: Array = [table.name(), beside.name()].iter().map(|name| JsValue::from(*name)).collect();
+        let mode = IdbTransactionMode::Readwrite;
+        let transaction = self.0.transaction_with_str_sequence_and_mode(&names, mode)?;
+        let (texts, values) =
+            (transaction.object_store(table.name())?, transaction.object_store(beside.name())?);
+        let (request, done) = (texts.get(&key.into())?, Rc::new(Cell::new(false)));
+        let found = Closure::once_into_js({
+            let (request, done, key, whole) =
+                (request.clone(), done.clone(), JsValue::from(key), transaction.clone());
+            move || {
+                let Some(change) = change(request.result().ok().and_then(|text| text.as_string())) else {
+                    return;
+                };
+                let made = || {
+                    if let Some(prefix) = &change.delete_all {
+                        let end = format!("{prefix}\u{ffff}");
+                        let range = IdbKeyRange::bound(&prefix.into(), &end.into())?;
+                        values.delete(&range)?;
+                    }
+                    for (name, value) in &change.put {
+                        values.put_with_key(value, &name.into())?;
+                    }
+                    for name in &change.delete {
+                        values.delete(&name.into())?;
+                    }
+                    match &change.text {
+                        Some(text) => texts.put_with_key(&text.into(), &key),
+                        None => texts.delete(&key),
+                    }
+                };
+                done.set(made().is_ok());
+                if !done.get() {
+                    // All of it or nothing.
+                    let _ = whole.abort();
+                }
+            }
+        });
+        request.set_onsuccess(Some(found.unchecked_ref()));
+        completed(&transaction).await.map(|()| done.get())
     }
 
     /// Forgets keys; absent ones are no fault.

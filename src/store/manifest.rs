@@ -1,5 +1,6 @@
 //! What is known of a model file that is kept in pieces: the row that says which pieces are whole.
 
+pub use crate::sum::hex;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -148,11 +149,6 @@ pub fn chunk_range(i: usize, bytes: u64) -> Range<u64> {
 /// Whether it is a SHA-256 in lower-case hex.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Bytes in lower-case hex.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ pub mod reader;
 #[cfg(target_arch = "wasm32")]
 pub mod remote;
 #[cfg(target_arch = "wasm32")]
+mod sessions;
+#[cfg(target_arch = "wasm32")]
 mod shelf;
 #[cfg(target_arch = "wasm32")]
 pub mod source;

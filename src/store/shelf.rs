@@ -37,6 +37,10 @@ impl Store {
         Ok(Self { db: Rc::new(Db::open().await?), place, cache: Rc::default() })
     }
 
+    pub(super) fn db(&self) -> &Db {
+        &self.db
+    }
+
     /// A row for a file of which nothing is there yet.
     ///
     /// # Errors

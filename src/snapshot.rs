@@ -1,0 +1,184 @@
+//! Sessions on their way to a disk and back: a row, which says what the session is, and the bytes of its pages. What comes
+//! back is used where model, layout, row and page are the ones that were written, up to the first page that is not.
+
+use crate::error::Result;
+use crate::kv_cache::{KvCache, KvShape, Page, PAGE};
+use crate::session::Session;
+use crate::sum::{hex, Sum};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Version of rows and of the pages' layout; those of another are as good as absent.
+const VERSION: u32 = 1;
+
+/// Longest history that a row is believed to have.
+const MOST_TOKENS: usize = 1 << 20;
+
+/// What is written of a session beside its pages, as JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    version: u32,
+    /// The session's name.
+    pub id: String,
+    /// Who computed the pages: [`crate::image::Identity`].
+    pub model: String,
+    shape: KvShape,
+    /// Token ids in order.
+    pub tokens: Vec<u32>,
+    /// In order.
+    pages: Vec<Stored>,
+    /// Bytes of all pages.
+    pub bytes: u64,
+    /// ms since the epoch.
+    pub created_at: f64,
+    /// ms since the epoch.
+    pub used_at: f64,
+    /// [`Sum`] of the rest.
+    sum: u64,
+}
+
+/// The name of a session's row: each model has its own sessions.
+pub fn row_of(model: &str, id: &str) -> String {
+    format!("{model}/{id}")
+}
+
+/// What the names of a session's pages begin with, and no other session's.
+pub fn pages_of(model: &str, id: &str) -> String {
+    format!("{}/", hex(&Sha256::digest(row_of(model, id))[..12]))
+}
+
+/// A page that is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Stored {
+    /// What it was computed of: model and tokens.
+    prefix: String,
+    /// [`Sum`] of its bytes: behind the last position of a page that is not full may be anything.
+    sum: u64,
+}
+
+impl Row {
+    /// The row of a session, and the names and bytes of those of its pages that `before` has not. Where these are more than
+    /// `most`, it is the row of a session that ends there.
+    pub fn of(
+        id: &str,
+        model: &str,
+        session: &Session,
+        before: Option<&Row>,
+        most: usize,
+    ) -> (Self, Vec<(String, Vec<u8>)>) {
+        let Session { tokens, cache, created_at, used_at } = session;
+        let mut row = Self {
+            version: VERSION,
+            id: id.to_string(),
+            model: model.to_string(),
+            shape: cache.shape(),
+            tokens: tokens.clone(),
+            bytes: 0,
+            pages: Vec::new(),
+            created_at: *created_at,
+            used_at: *used_at,
+            sum: 0,
+        };
+        let (mut hash, mut fresh) = (Sha256::new(), Vec::new());
+        hash.update(model);
+        hash.update(format!("{:?}", row.shape));
+        for (i, (part, page)) in tokens.chunks(PAGE).zip(cache.pages()).enumerate() {
+            part.iter().for_each(|token| hash.update(token.to_le_bytes()));
+            let prefix = hex(&hash.clone().finalize()[..12]);
+            let kept = before.and_then(|row| row.pages.get(i)).filter(|page| page.prefix == prefix);
+            if kept.is_none() && fresh.len() == most {
+                row.tokens.truncate(i * PAGE);
+                break;
+            }
+            let stored = kept.cloned().unwrap_or_else(|| {
+                let bytes = page.to_bytes();
+                let stored = Stored { prefix, sum: Sum::of(&bytes) };
+                fresh.push((row.key(i, &stored), bytes));
+                stored
+            });
+            row.pages.push(stored);
+        }
+        row.bytes = row.pages.len() as u64 * row.shape.page_bytes() as u64;
+        row.sum = row.digest();
+        (row, fresh)
+    }
+
+    /// The names under which the bytes of its pages are kept.
+    pub fn keys(&self) -> Vec<String> {
+        self.pages.iter().enumerate().map(|(i, page)| self.key(i, page)).collect()
+    }
+
+    fn key(&self, i: usize, page: &Stored) -> String {
+        format!("{}{i}/{}-{:x}", pages_of(&self.model, &self.id), page.prefix, page.sum)
+    }
+
+    /// A row out of its text; `None` where it is none of this version, or damaged.
+    pub fn read(text: &str) -> Option<Self> {
+        let row: Row = serde_json::from_str(text).ok()?;
+        let sound = row.version == VERSION
+            && row.tokens.len() <= MOST_TOKENS
+            && row.pages.len() == row.tokens.len().div_ceil(PAGE)
+            && row.sum == row.digest();
+        sound.then_some(row)
+    }
+
+    /// The text for [`Row::read`].
+    pub fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Whether it is this session of this model, with caches of this shape.
+    pub fn fits(&self, model: &str, id: &str, shape: KvShape) -> bool {
+        (self.model.as_str(), self.id.as_str()) == (model, id) && self.shape == shape
+    }
+
+    fn digest(&self) -> u64 {
+        let rest = Self { sum: 0, used_at: 0.0, ..self.clone() };
+        Sum::of(rest.text().as_bytes())
+    }
+}
+
+/// A session on its way back, page by page.
+pub struct Restoring {
+    row: Row,
+    pages: Vec<Arc<Page>>,
+}
+
+impl Restoring {
+    /// Of a row that fits.
+    pub fn new(row: Row) -> Self {
+        Self { row, pages: Vec::new() }
+    }
+
+    /// The name of the next page's bytes; `None`: there is none.
+    pub fn next(&self) -> Option<String> {
+        let i = self.pages.len();
+        self.row.pages.get(i).map(|page| self.row.key(i, page))
+    }
+
+    /// Takes the next page's bytes; `false`: they are not the ones that were written, and what follows is of no use.
+    ///
+    /// # Errors
+    /// `out_of_memory`.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<bool> {
+        let wanted = self.row.pages.get(self.pages.len()).map(|page| page.sum);
+        if wanted != Some(Sum::of(bytes)) {
+            return Ok(false);
+        }
+        let page = Page::from_bytes(self.row.shape, bytes)?;
+        let sound = page.is_some();
+        self.pages.extend(page.map(Arc::new));
+        Ok(sound)
+    }
+
+    /// The session, as far as its pages came.
+    pub fn finish(self) -> Session {
+        let Self { row, pages } = self;
+        let mut tokens = row.tokens;
+        tokens.truncate(pages.len() * PAGE);
+        let cache = KvCache::of_pages(row.shape, pages, tokens.len());
+        Session { tokens, cache, created_at: row.created_at, used_at: row.used_at }
+    }
+}
