@@ -10,7 +10,8 @@ use web_sys::{IdbDatabase, IdbFactory, IdbOpenDbRequest, IdbRequest, IdbTransact
 
 /// The database's name.
 pub(super) const NAME: &str = "qandle";
-const VERSION: u32 = 1;
+/// Each new table raises it.
+const VERSION: u32 = 2;
 /// A database that another tab holds back, or that a browser never opens, is none.
 const OPEN_MS: i32 = 5000;
 
@@ -21,15 +22,18 @@ pub enum Table {
     Models,
     /// Bytes of chunks, as `Blob`s.
     Chunks,
+    /// The record of token ids, since version 2.
+    Tokens,
 }
 
-const TABLES: [Table; 2] = [Table::Models, Table::Chunks];
+const TABLES: [Table; 3] = [Table::Models, Table::Chunks, Table::Tokens];
 
 impl Table {
     pub(super) fn name(self) -> &'static str {
         match self {
             Table::Models => "models",
             Table::Chunks => "chunks",
+            Table::Tokens => "tokens",
         }
     }
 }
@@ -58,7 +62,7 @@ impl From<JsValue> for Refusal {
 pub struct Db(IdbDatabase);
 
 impl Db {
-    /// Opens it, and makes its tables the first time.
+    /// Opens it, and makes the tables that it lacks.
     ///
     /// # Errors
     /// Where the browser has no IndexedDB, refuses it, or does not answer.
