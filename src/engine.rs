@@ -18,7 +18,7 @@ use crate::metrics::{RequestRecord, Window};
 use crate::model::Model;
 use crate::response_cache::ResponseCache;
 use crate::session::{Limits, Sessions};
-use crate::template::{pieces_to_text, Template};
+use crate::template::pieces_to_text;
 use crate::tokenizer::{Special, Tokenizer};
 use crate::weights::Plan;
 use serde::Deserialize;
@@ -31,6 +31,10 @@ const DEFAULT_CONTEXT: usize = 4096;
 /// How long an answer is given again, ms.
 const RESPONSE_TTL_MS: f64 = 3_600_000.0;
 
+/// Phrases at most, and their bytes: what half of the tokenizer's cache holds.
+const MOST_PHRASES: usize = 256;
+const MOST_PHRASE_BYTES: usize = 256 << 10;
+
 /// Options of a load that concern the engine.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -41,6 +45,8 @@ pub struct Options {
     pub kv: KvKind,
     /// Bounds of sessions.
     pub limits: Limits,
+    /// Texts that are encoded beforehand.
+    pub phrases: Vec<String>,
 }
 
 /// A model that is ready to answer.
@@ -55,6 +61,7 @@ pub struct Engine {
     window: Window,
     requests: u64,
     slice: usize,
+    phrases: Vec<String>,
 }
 
 impl Engine {
@@ -62,10 +69,13 @@ impl Engine {
     pub fn new(
         mut model: Model,
         plan: Plan,
-        text: TextSide,
+        mut text: TextSide,
         fallback_name: &str,
         options: Options,
     ) -> Result<Self> {
+        let phrases = options.phrases.clone();
+        check_phrases(&phrases)?;
+        text.preload(&phrases)?;
         model.kv = options.kv;
         let context_length = context_length(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
@@ -73,7 +83,20 @@ impl Engine {
         let sessions = Sessions::new(options.limits);
         let slice = first_slice(&model);
         let window = Window::default();
-        Ok(Self { model, text, plan, name, context_length, sessions, responses, window, requests: 0, slice })
+        let requests = 0;
+        Ok(Self {
+            model,
+            text,
+            plan,
+            name,
+            context_length,
+            sessions,
+            responses,
+            window,
+            requests,
+            slice,
+            phrases,
+        })
     }
 
     /// The weights.
@@ -91,17 +114,17 @@ impl Engine {
         &self.text
     }
 
-    /// Notes what the model is known by ([`crate::image::Identity`]).
-    pub fn set_identity(&mut self, identity: String) {
-        self.text.set_identity(identity);
-    }
-
     /// Reads some more of what an image left in its file; `false`: all is there.
     ///
     /// # Errors
     /// `integrity` where it is damaged: the model must be read anew.
     pub fn read_on(&mut self) -> Result<bool> {
         self.model.embed_tokens.read_on()
+    }
+
+    /// As [`Engine::text_side`], for the tokenizer's cache and what is computed later.
+    pub fn text_side_mut(&mut self) -> &mut TextSide {
+        &mut self.text
     }
 
     /// Gives most of the weights' memory back, before other ones are read.
@@ -115,6 +138,8 @@ impl Engine {
     pub fn replace_model(&mut self, mut model: Model, plan: Plan, text: TextSide) {
         model.kv = self.model.kv;
         (self.model, self.plan, self.text) = (model, plan, text);
+        // They are only there to save time.
+        let _ = self.text.preload(&self.phrases);
         self.sessions.clear();
         self.responses.clear();
     }
@@ -122,8 +147,9 @@ impl Engine {
     /// Bytes of weights, and of the KV cache and the rotary table at the full context.
     ///
     /// # Errors
-    /// `invalid_request` for a context that the model was not made for.
+    /// `invalid_request` for a context that the model was not made for, and for too many phrases.
     pub fn planned_bytes(plan: &Plan, options: &Options) -> Result<u64> {
+        check_phrases(&options.phrases)?;
         let context = context_length(plan, options)?;
         let rope = context as u64 * head_dim(&plan.config) as u64 * 4;
         Ok(plan.packed_bytes + kv_shape(&plan.config, options.kv).bytes(context) + rope)
@@ -156,7 +182,7 @@ impl Engine {
             "weightsBytes": self.model.weight_bytes(),
             "kvBytes": self.sessions.bytes(),
             "responseBytes": self.responses.bytes(),
-            "tokenizerBytes": self.text.tokenizer.as_ref().map_or(0, Tokenizer::memory_bytes),
+            "tokenizerBytes": self.text.tokenizer_bytes(),
         })
     }
 
@@ -190,7 +216,7 @@ impl Engine {
                     "promptTokens": count(|r| r.prompt_tokens),
                 },
                 "response": self.responses.stats(),
-                "tokenizer": { "hits": 0, "misses": 0, "entries": 0, "bytes": 0 },
+                "tokenizer": self.text.token_stats().unwrap_or_else(no_token_stats),
             },
         })
     }
@@ -205,29 +231,18 @@ impl Engine {
         &mut self.responses
     }
 
-    fn tokenizer(&self) -> Result<&Tokenizer> {
-        self.text.tokenizer.as_ref().ok_or_else(|| {
-            Error::unsupported_model("this file has no tokenizer: only token ids can be given to it")
-        })
-    }
-
-    fn template(&self) -> Result<&Template> {
-        self.tokenizer()?;
-        self.text.template.as_ref().ok_or_else(|| Error::unsupported_model("this file has no chat template"))
-    }
-
     /// Token ids of a text, without BOS; `special` matches added tokens in it.
-    pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        self.tokenizer()?.encode(text, if special { Special::All } else { Special::None })
+    pub fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<u32>> {
+        self.text.encode(text, if special { Special::All } else { Special::None })
     }
 
     /// The text of token ids; `special` keeps control tokens.
     pub fn detokenize(&self, ids: &[u32], special: bool) -> Result<String> {
-        Ok(self.tokenizer()?.decode(ids, special))
+        Ok(self.text.tokenizer()?.decode(ids, special))
     }
 
     /// Tokens of a text, or of messages as a chat would send them.
-    pub fn count_tokens(&self, input: &Value) -> Result<usize> {
+    pub fn count_tokens(&mut self, input: &Value) -> Result<usize> {
         match input {
             Value::String(text) => Ok(self.tokenize(text, false)?.len()),
             messages => Ok(self.chat_prompt(messages, None, true, &Map::new())?.0.len()),
@@ -248,7 +263,12 @@ impl Engine {
             }
         };
         crate::openai::check_messages(messages)?;
-        Ok(pieces_to_text(&self.template()?.render(messages, tools.as_ref(), Some(generation), &kwargs)?))
+        Ok(pieces_to_text(&self.text.template()?.render(
+            messages,
+            tools.as_ref(),
+            Some(generation),
+            &kwargs,
+        )?))
     }
 
     /// Refuses a text that cannot fit whatever its tokens are, before time is spent on it.
@@ -265,7 +285,7 @@ impl Engine {
 
     /// Ids of a rendered chat, and whether its answer starts inside `<think>` (`None`: the model has no thoughts).
     fn chat_prompt(
-        &self,
+        &mut self,
         messages: &Value,
         tools: Option<&Value>,
         generation: bool,
@@ -273,19 +293,36 @@ impl Engine {
     ) -> Result<(Vec<u32>, Option<bool>)> {
         crate::openai::check_messages(messages)?;
         self.check_size(text_bytes(messages))?;
-        let rendered = self.template()?.render(messages, tools, Some(generation), kwargs)?;
-        let tokenizer = self.tokenizer()?;
-        let ids = tokenizer.encode_prompt(&rendered)?;
+        let rendered = self.text.template()?.render(messages, tools, Some(generation), kwargs)?;
+        let ids = self.text.encode_prompt(&rendered)?;
         let inside = pieces_to_text(&rendered).trim_end().ends_with("<think>");
-        let thinks = inside || tokenizer.added_tokens().get("<think>").is_some();
+        let thinks = inside || self.text.tokenizer()?.added_tokens().get("<think>").is_some();
         Ok((ids, thinks.then_some(inside)))
     }
 
+    /// Encodes an answer as the next turn will bring it back, when nobody waits for it.
+    fn foresee(
+        &mut self,
+        messages: &Value,
+        tools: Option<&Value>,
+        kwargs: &Map<String, Value>,
+        answer: &str,
+    ) -> Result<()> {
+        let mut messages = messages.clone();
+        if let Some(list) = messages.as_array_mut().filter(|_| !answer.is_empty()) {
+            list.push(json!({ "role": "assistant", "content": answer }));
+            let rendered = self.text.template()?.render(&messages, tools, Some(false), kwargs)?;
+            self.text.preload_prompt(&rendered)?;
+        }
+        Ok(())
+    }
+
     /// Ids of a completion's prompt. Special tokens in it count: completing raw text is how a caller writes a prompt itself.
-    fn text_prompt(&self, text: &str) -> Result<Vec<u32>> {
-        let tokenizer = self.tokenizer()?;
+    fn text_prompt(&mut self, text: &str) -> Result<Vec<u32>> {
+        self.text.tokenizer()?;
         self.check_size(text.len())?;
-        Ok(tokenizer.with_bos(tokenizer.encode(text, Special::All)?))
+        let ids = self.text.encode(text, Special::All)?;
+        Ok(self.text.tokenizer()?.with_bos(ids))
     }
 
     /// Starts a computation of logits: of the last position, or of all.
@@ -320,6 +357,25 @@ fn context_length(plan: &Plan, options: &Options) -> Result<usize> {
         Some(n) if (1..=most).contains(&n) => Ok(n),
         Some(n) => Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}"))),
     }
+}
+
+/// `invalid_request` for more phrases than the cache would hold.
+fn check_phrases(phrases: &[String]) -> Result<()> {
+    let (count, bytes) = (phrases.len(), phrases.iter().map(String::len).sum::<usize>());
+    if count > MOST_PHRASES || bytes > MOST_PHRASE_BYTES {
+        return Err(Error::invalid_request(format!(
+            "phrases: {count} texts of {bytes} bytes in all, at most {MOST_PHRASES} of {MOST_PHRASE_BYTES} bytes are taken"
+        )));
+    }
+    Ok(())
+}
+
+/// The counts of a cache without a tokenizer.
+fn no_token_stats() -> Value {
+    json!({
+        "hits": 0, "misses": 0, "entries": 0, "bytes": 0, "hitRate": 0, "combinedHitRate": 0, "tokens": 0, "reusedTokens": 0,
+        "disk": { "hits": 0, "misses": 0, "entries": 0, "bytes": 0, "hitRate": 0 },
+    })
 }
 
 /// Bytes of all texts in a JSON value.

@@ -11,6 +11,7 @@ mod load;
 mod models;
 mod progress;
 mod reading;
+mod tokens;
 mod wire;
 
 use crate::engine::{now_ms, Engine, Job, LogitsJob, Outcome};
@@ -21,6 +22,7 @@ use serde_json::{json, Value};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use tokens::Keeping;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 use web_sys::AbortController;
@@ -49,6 +51,8 @@ struct Inner {
     stale: RefCell<Option<(String, String)>>,
     /// Source and generation of an image of which some is still in its file.
     imaged: RefCell<Option<(String, String)>>,
+    /// Whether token ids are kept between visits.
+    keeping: Cell<Keeping>,
     /// Numbers for the error that the load under way ends in.
     detail: RefCell<Option<Value>>,
 }
@@ -93,6 +97,7 @@ impl QandleWorker {
             asides: RefCell::new(HashMap::new()),
             stale: RefCell::new(None),
             imaged: RefCell::new(None),
+            keeping: Cell::new(Keeping::Off),
             detail: RefCell::new(None),
         })))
     }
@@ -127,6 +132,7 @@ impl Inner {
             _ => {
                 let result = self.answer(&request);
                 self.settle(request.id, result);
+                self.keep_tokens();
             }
         }
     }
@@ -170,6 +176,7 @@ impl Inner {
             self.settle(request.id, result);
         }
         self.busy.set(false);
+        self.keep_tokens();
     }
 
     async fn run(self: &Rc<Self>, request: &Request, arrived: Instant) -> Result<JsValue> {
@@ -178,7 +185,12 @@ impl Inner {
         *self.running.borrow_mut() =
             Some(Running { id: request.id, cancelled: cancelled.clone(), abort: abort.clone() });
         match request.method.as_str() {
-            "load" => self.load(request, &abort).await,
+            "load" => {
+                let loaded = self.load(request, &abort).await?;
+                let keeps = request.json()?["options"]["cache"] != "none";
+                self.keeping.set(if keeps { Keeping::Ready } else { Keeping::Off });
+                Ok(loaded)
+            }
             "logits" => self.logits(request, &cancelled).await,
             method => self.generate(request, method == "chat", arrived, &cancelled).await,
         }

@@ -273,3 +273,50 @@ fn only_whole_answers_that_would_come_again_are_kept() {
         assert_eq!(complete(&mut none, question.clone())["qandle"]["cached"], false);
     }
 }
+
+#[test]
+fn texts_are_tokenised_once_and_what_an_earlier_visit_kept_is_taken_in() {
+    let mut first = engine(json!({ "phrases": ["Answer briefly."] }));
+    let bytes = |engine: &Engine| engine.memory(0)["tokenizerBytes"].as_u64().unwrap();
+    let count = |engine: &Engine, path: &str| {
+        let metrics = engine.metrics();
+        metrics["caches"]["tokenizer"].pointer(path).unwrap().as_f64().unwrap()
+    };
+    let messages = json!([
+        { "role": "system", "content": "Answer briefly." },
+        { "role": "user", "content": "What is <think> for?" },
+    ]);
+    assert_eq!(
+        first.tokenize("Answer briefly.", false).unwrap(),
+        first.tokenize("Answer briefly.", true).unwrap()
+    );
+    assert_eq!((count(&first, "/hits"), count(&first, "/misses")), (2.0, 0.0));
+    let before = bytes(&first);
+    let tokens = first.count_tokens(&messages).unwrap();
+    assert!(bytes(&first) > before);
+    let misses = count(&first, "/misses");
+    assert!(misses > 0.0);
+    assert_eq!(first.count_tokens(&messages).unwrap(), tokens);
+    let reply = complete(&mut first, json!({ "prompt": "a <think> b", "max_tokens": 1 }));
+    assert_eq!(
+        reply["usage"]["prompt_tokens"],
+        first.tokenize("a <think> b", true).unwrap().len() + 1,
+        "BOS"
+    );
+    assert!(count(&first, "/combinedHitRate") > 0.5);
+
+    let record = first.text_side_mut().tokens().unwrap().changes().merge(&[]);
+    let mut second = engine(json!({}));
+    second.text_side_mut().read_tokens(&record);
+    assert_eq!(second.count_tokens(&messages).unwrap(), tokens);
+    let (hits, asked) = (count(&second, "/disk/hits"), count(&second, "/misses"));
+    assert!(hits == asked && hits > 0.0, "{hits} of {asked}");
+    assert_eq!(second.tokenize("What is <think> for?", false), first.tokenize("What is <think> for?", false));
+}
+
+#[test]
+fn too_many_phrases_are_refused_before_the_weights() {
+    for phrases in [vec!["a".to_string(); 257], vec!["é".repeat(140_000)]] {
+        assert_eq!(load(json!({ "phrases": phrases })).err().map(|e| e.code()), Some("invalid_request"));
+    }
+}

@@ -7,6 +7,8 @@
 #[path = "text/support.rs"]
 mod support;
 
+#[path = "text/cache.rs"]
+mod cache;
 #[path = "text/files.rs"]
 mod files;
 #[path = "text/limits.rs"]

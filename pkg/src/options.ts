@@ -18,6 +18,8 @@ const record = (value: unknown): value is Record<string, unknown> =>
 
 const MAX_CONTEXT = 1 << 20;
 const MAX_THREADS = 64;
+const MAX_PHRASES = 256;
+const MAX_PHRASE_BYTES = 256 << 10;
 const LIMITS = [
   "maxSessions",
   "sessionTtlSeconds",
@@ -57,6 +59,14 @@ const CHECKS: Record<keyof LoadOptions, Check> = {
       ),
     wanted: `an object of numbers, zero or more, with the keys ${LIMITS.join(", ")}`,
   },
+  phrases: {
+    ok: (value) =>
+      Array.isArray(value) &&
+      value.length <= MAX_PHRASES &&
+      value.every((phrase) => typeof phrase === "string") &&
+      value.reduce((sum, phrase) => sum + phrase.length, 0) <= MAX_PHRASE_BYTES,
+    wanted: `a list of at most ${MAX_PHRASES} texts of ${MAX_PHRASE_BYTES} bytes in all`,
+  },
   mirrors: {
     ok: (value) =>
       record(value) &&
@@ -90,7 +100,7 @@ export function checkOptions(options: LoadOptions): void {
 
 /** The part of the options that the worker reads. */
 export function wireOptions(options: LoadOptions): WireLoadOptions {
-  const { contextLength, threads, kv, cache, fastImage, warmup, limits } = options;
-  const wire: WireLoadOptions = { contextLength, threads, kv, cache, fastImage, warmup, limits };
+  const { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases } = options;
+  const wire: WireLoadOptions = { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases };
   return Object.fromEntries(Object.entries(wire).filter(([, value]) => value !== undefined));
 }

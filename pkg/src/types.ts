@@ -103,7 +103,10 @@ export interface LoadOptions {
   threads?: number | "auto";
   /** Instruction set. `auto` (default): relaxed SIMD where the browser has it. */
   tier?: Tier | "auto";
-  /** Where weights are kept. Default `auto`. */
+  /**
+   * Where weights are kept. Default `auto`. With any but `none`, the token ids of texts that were asked are kept in
+   * IndexedDB too, at most 1 MiB.
+   */
   cache?: CacheKind;
   /** Keep a kernel-ready copy of the weights when there is room. Default true. */
   fastImage?: boolean;
@@ -112,6 +115,11 @@ export interface LoadOptions {
   /** Run once before ready; a string is prefilled. Default true. */
   warmup?: boolean | string;
   limits?: Limits;
+  /**
+   * Texts that are likely to come, such as a system prompt: they are tokenised with the load, so that the tokenizer's cache
+   * has them. At most 256 texts of 256 KiB in all, else `invalid_request`. A model without a tokenizer needs none.
+   */
+  phrases?: string[];
   /** Hosts to ask for `hf:` and `ms:` sources, in order, in place of the hub's own. */
   mirrors?: Partial<Record<"hf" | "ms", string[]>>;
   /** Where `worker.js` and `wasm/` are, if not beside this module. May be on another origin that allows CORS. */
@@ -241,6 +249,21 @@ export interface CacheStats {
   bytes: number;
 }
 
+/**
+ * The tokenizer's cache. What is looked up are the parts of a text between special tokens; a level's `hitRate` (0..1, 0 before
+ * the first look-up) is its hits by its look-ups.
+ */
+export interface TokenizerCacheStats extends CacheStats {
+  hitRate: number;
+  /** Of all look-ups, those that either level answered. */
+  combinedHitRate: number;
+  /** Tokens that all look-ups came to, and those of them that either level gave. */
+  tokens: number;
+  reusedTokens: number;
+  /** The second level, which goes from visit to visit; it is asked for what the first one misses. `bytes` are those in memory. */
+  disk: CacheStats & { hitRate: number };
+}
+
 /** A summary of measured values. */
 export interface Series {
   count: number;
@@ -262,7 +285,7 @@ export interface Metrics {
   caches: {
     session: CacheStats & { reusedTokens: number; promptTokens: number };
     response: CacheStats;
-    tokenizer: CacheStats;
+    tokenizer: TokenizerCacheStats;
   };
   memory: EngineInfo["memory"];
 }

@@ -13,6 +13,7 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     const loading = it.load(MODEL, {
       contextLength: 64,
       kv: "f32",
+      phrases: ["hello"],
       threads: 2,
       tier: "simd128",
       onProgress: (p) => seen.push(p),
@@ -23,7 +24,7 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     const { id, params } = await worker.request("load");
     assert.deepEqual(params, {
       source: { url: MODEL },
-      options: { contextLength: 64, threads: 2, kv: "f32" },
+      options: { contextLength: 64, threads: 2, kv: "f32", phrases: ["hello"] },
     });
     const step = {
       phase: "load",
@@ -72,6 +73,10 @@ test("what_is_wrong_is_told_before_a_worker_starts", () =>
       [MODEL, { limits: { sessions: 1 } as LoadOptions["limits"] }, "invalid_request"],
       [MODEL, { signal: {} as AbortSignal }, "invalid_request"],
       [MODEL, { mirrors: { hf: [] } }, "invalid_request"],
+      [MODEL, { phrases: "hello" as unknown as string[] }, "invalid_request"],
+      [MODEL, { phrases: [5] as unknown as string[] }, "invalid_request"],
+      [MODEL, { phrases: Array<string>(257).fill("a") }, "invalid_request"],
+      [MODEL, { phrases: ["a".repeat(262_145)] }, "invalid_request"],
       ["hf:owner/repo", {}, "invalid_request"],
       [null as unknown as string, {}, "invalid_request"],
       [[new Blob(), "m.gguf"] as unknown as Blob[], {}, "invalid_request"],

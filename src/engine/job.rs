@@ -187,6 +187,10 @@ impl Engine {
 
     /// Takes a job's session back, whatever became of it.
     pub fn drop_job(&mut self, job: Job) {
+        if let Prompt::Chat { messages, tools, kwargs } = &job.body.prompt {
+            // A template that refuses the answer will say so to who sends it.
+            let _ = self.foresee(messages, tools.as_ref(), kwargs, &job.text.content);
+        }
         if let Work::Turn(turn) = job.work {
             self.slice = turn.slice();
             self.sessions.put(&job.session, turn.into_session(), now_ms());

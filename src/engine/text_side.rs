@@ -4,8 +4,9 @@ use crate::config;
 use crate::error::{Error, Result};
 use crate::gguf::{write_header, Metadata, Value};
 use crate::template::Template;
-use crate::tokenizer::{TextFiles, Tokenizer};
+use crate::tokenizer::{Bounds, Piece, Special, TextFiles, TokenCache, Tokenizer};
 use crate::weights::Plan;
+use serde_json::Value as Json;
 use std::ops::Range;
 
 const TEMPLATE: &str = "tokenizer.chat_template";
@@ -13,6 +14,8 @@ const TEMPLATE: &str = "tokenizer.chat_template";
 /// The parts that come out of a file beside the weights.
 pub struct TextSide {
     pub(super) tokenizer: Option<Tokenizer>,
+    /// Ids of texts that the tokenizer was given before.
+    tokens: Option<TokenCache>,
     pub(super) template: Option<Template>,
     pub(super) never: Vec<Range<u32>>,
     pub(super) longest_token: usize,
@@ -38,6 +41,69 @@ impl TextSide {
     /// Sets it.
     pub fn set_identity(&mut self, identity: String) {
         self.identity = Some(identity);
+    }
+
+    /// `unsupported_model` where there is none.
+    pub(super) fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(no_tokenizer)
+    }
+
+    /// `unsupported_model` where there is none.
+    pub(super) fn template(&self) -> Result<&Template> {
+        self.tokenizer()?;
+        self.template.as_ref().ok_or_else(|| Error::unsupported_model("this file has no chat template"))
+    }
+
+    /// Tokenizer and cache; `unsupported_model` where there are none.
+    fn cached(&mut self) -> Result<(&Tokenizer, &mut TokenCache)> {
+        self.tokenizer.as_ref().zip(self.tokens.as_mut()).ok_or_else(no_tokenizer)
+    }
+
+    /// [`Tokenizer::encode`] by way of the cache.
+    pub(super) fn encode(&mut self, text: &str, special: Special) -> Result<Vec<u32>> {
+        let (tokenizer, tokens) = self.cached()?;
+        tokenizer.encode_cached(text, special, tokens)
+    }
+
+    /// [`Tokenizer::encode_prompt`] by way of the cache.
+    pub(super) fn encode_prompt(&mut self, pieces: &[Piece]) -> Result<Vec<u32>> {
+        let (tokenizer, tokens) = self.cached()?;
+        tokenizer.encode_prompt_cached(pieces, tokens)
+    }
+
+    /// Encodes texts that are likely to come; nothing without a tokenizer.
+    pub(super) fn preload(&mut self, phrases: &[String]) -> Result<()> {
+        let Ok((tokenizer, tokens)) = self.cached() else { return Ok(()) };
+        phrases.iter().try_for_each(|phrase| tokenizer.preload(phrase, tokens))
+    }
+
+    /// As [`TextSide::preload`], a rendered prompt.
+    pub(super) fn preload_prompt(&mut self, pieces: &[Piece]) -> Result<()> {
+        let (tokenizer, tokens) = self.cached()?;
+        tokenizer.preload_prompt(pieces, tokens)
+    }
+
+    /// The cache, where there is a tokenizer.
+    pub fn tokens(&mut self) -> Option<&mut TokenCache> {
+        self.tokens.as_mut()
+    }
+
+    /// Takes in what an earlier visit kept of the cache.
+    pub fn read_tokens(&mut self, record: &[u8]) {
+        if let Ok((tokenizer, tokens)) = self.cached() {
+            tokens.read(record, tokenizer);
+        }
+    }
+
+    /// Bytes of tokenizer and cache.
+    pub(super) fn tokenizer_bytes(&self) -> usize {
+        let tokens = self.tokens.as_ref().map_or(0, TokenCache::bytes);
+        self.tokenizer.as_ref().map_or(0, Tokenizer::memory_bytes) + tokens
+    }
+
+    /// What the cache counted.
+    pub(super) fn token_stats(&self) -> Option<Json> {
+        self.tokens.as_ref().map(TokenCache::stats)
     }
 
     /// Builds tokenizer and template; the large arrays leave the metadata.
@@ -98,8 +164,10 @@ impl TextSide {
         };
         let never = tokenizer.as_ref().map(holes).unwrap_or_default();
         let longest_token = tokenizer.as_ref().map_or(0, longest_token);
+        let tokens = tokenizer.as_ref().map(|t| TokenCache::new(t, Bounds::MEMORY, Bounds::DISK));
         Ok(Self {
             tokenizer,
+            tokens,
             template,
             never,
             longest_token,
@@ -109,6 +177,10 @@ impl TextSide {
             identity: None,
         })
     }
+}
+
+fn no_tokenizer() -> Error {
+    Error::unsupported_model("this file has no tokenizer: only token ids can be given to it")
 }
 
 /// Bytes of the longest token.

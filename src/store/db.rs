@@ -28,9 +28,11 @@ pub enum Table {
     Sessions,
     /// Bytes of the sessions' pages.
     Pages,
+    /// The record of token ids.
+    Tokens,
 }
 
-const TABLES: [Table; 4] = [Table::Models, Table::Chunks, Table::Sessions, Table::Pages];
+const TABLES: [Table; 5] = [Table::Models, Table::Chunks, Table::Sessions, Table::Pages, Table::Tokens];
 
 impl Table {
     pub(super) fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Table {
             Table::Chunks => "chunks",
             Table::Sessions => "sessions",
             Table::Pages => "pages",
+            Table::Tokens => "tokens",
         }
     }
 }

@@ -27,6 +27,8 @@ mod shelf;
 pub mod source;
 #[cfg(target_arch = "wasm32")]
 mod stream;
+#[cfg(target_arch = "wasm32")]
+pub mod tokens;
 
 #[cfg(target_arch = "wasm32")]
 pub use db::Refusal;

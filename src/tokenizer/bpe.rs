@@ -4,7 +4,7 @@
 //! The table costs 12 bytes a merge and a 4-byte slot (2.9 MB for Qwen2) where a map of strings costs ten times that. A
 //! heap keeps a word of n bytes at O(n log n): a megabyte of one letter is one word.
 
-use super::stored::{Reader, Writer};
+use super::stored::{Reader, Sum, Writer};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -59,6 +59,12 @@ impl Merges {
         out.words(self.pairs.as_flattened());
         out.words(&self.slots);
         out.words(&self.bytes);
+    }
+
+    /// Adds what decides the merges of a word.
+    pub(super) fn add_to(&self, sum: &mut Sum) {
+        sum.words(self.pairs.as_flattened());
+        sum.words(&self.bytes);
     }
 
     /// What [`Merges::write`] wrote, for a vocabulary of `n` tokens; `None` where it is none of its kind.

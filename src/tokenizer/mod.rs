@@ -6,9 +6,11 @@
 
 mod added;
 mod bpe;
+mod cache;
 mod decoder;
 mod files;
 mod json;
+mod kept;
 mod split;
 mod stored;
 mod vocab;
@@ -20,8 +22,10 @@ use tokenizers::{NormalizedString, Normalizer};
 use unicode_normalization::{is_nfc_quick, IsNormalized};
 
 pub use added::{AddedToken, AddedTokens, Segment};
+pub use cache::{Bounds, TokenCache};
 pub use decoder::StreamDecoder;
 pub use files::TextFiles;
+pub use kept::Changes;
 pub use split::QWEN2_PATTERN;
 
 use crate::error::{Error, Result};
@@ -233,21 +237,31 @@ impl Tokenizer {
 
     /// Ids of a text; no BOS is added.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
-        let mut ids = Vec::with_capacity(text.len() / 3);
-        self.encode_into(text, special, &mut bpe::Scratch::default(), &mut ids)?;
+        let (mut ids, mut scratch) = (Vec::with_capacity(text.len() / 3), bpe::Scratch::default());
+        self.encode_into(text, special, &mut ids, |part, ids| self.encode_plain(part, &mut scratch, ids))?;
         Ok(ids)
     }
 
     /// Ids of a prompt that was rendered from parts; no BOS is added. Neighbouring untrusted pieces are tokenised as one text.
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<u32>> {
-        let (mut ids, mut scratch) = (Vec::new(), bpe::Scratch::default());
+        let mut scratch = bpe::Scratch::default();
+        self.encode_runs(pieces, |part, ids| self.encode_plain(part, &mut scratch, ids))
+    }
+
+    /// Hands what stands between added tokens to `plain`, which appends its ids.
+    fn encode_runs(
+        &self,
+        pieces: &[Piece],
+        mut plain: impl FnMut(&str, &mut Vec<u32>) -> Result<()>,
+    ) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
         for run in pieces.chunk_by(|a, b| !a.trusted && !b.trusted) {
             let text = match run {
                 [piece] => Cow::Borrowed(piece.text.as_str()),
                 run => Cow::Owned(run.iter().map(|piece| piece.text.as_str()).collect()),
             };
             let special = if run[0].trusted { Special::All } else { Special::None };
-            self.encode_into(&text, special, &mut scratch, &mut ids)?;
+            self.encode_into(&text, special, &mut ids, &mut plain)?;
         }
         Ok(ids)
     }
@@ -351,23 +365,40 @@ impl Tokenizer {
         self.vocab.memory_bytes()
     }
 
+    /// What decides the ids of texts, in one number: equal ones come of equal vocabularies and the same version of this crate.
+    pub fn identity(&self) -> u64 {
+        let mut sum = stored::Sum::new(env!("CARGO_PKG_VERSION").as_bytes());
+        self.vocab.add_to(&mut sum);
+        sum.finish()
+    }
+
+    /// As [`Tokenizer::encode_runs`], for one text. Only there is a text cut, so each part's ids are its own.
     fn encode_into(
         &self,
         text: &str,
         special: Special,
-        scratch: &mut bpe::Scratch,
         ids: &mut Vec<u32>,
+        mut plain: impl FnMut(&str, &mut Vec<u32>) -> Result<()>,
     ) -> Result<()> {
         if special == Special::None {
-            return self.encode_plain(text, scratch, ids);
+            return if text.is_empty() { Ok(()) } else { plain(text, ids) };
         }
         for segment in self.vocab.added.split(text, |token| special == Special::All || !token.control) {
             match segment {
                 Segment::Token(token) => ids.push(token.id),
-                Segment::Text(text) => self.encode_plain(text, scratch, ids)?,
+                Segment::Text(text) => plain(text, ids)?,
             }
         }
         Ok(())
+    }
+
+    /// Whether ids are BPE's own tokens and stand for exactly this text in NFC.
+    fn spells(&self, ids: &[u32], text: &str) -> bool {
+        let Ok(text) = nfc(text) else { return false };
+        let rest = ids.iter().try_fold(text.as_bytes(), |rest, &id| {
+            rest.strip_prefix(self.vocab.bytes(id)?).filter(|_| self.vocab.kind(id) == Some(Kind::Normal))
+        });
+        rest.is_some_and(<[u8]>::is_empty)
     }
 
     /// NFC, words, merges.

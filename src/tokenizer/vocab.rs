@@ -3,7 +3,7 @@
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::Merges;
-use super::stored::{Reader, Writer};
+use super::stored::{Reader, Sum, Writer};
 use crate::error::{Error, Result};
 use crate::gguf::StringArray;
 
@@ -119,6 +119,14 @@ impl Vocab {
         out.bytes(&self.kinds.iter().map(|kind| *kind as u8).collect::<Vec<_>>());
         self.merges.write(&mut out);
         out.0
+    }
+
+    /// Adds what decides the ids of a text.
+    pub(super) fn add_to(&self, sum: &mut Sum) {
+        sum.bytes(&self.bytes);
+        sum.words(&self.ends);
+        sum.bytes(&self.kinds.iter().map(|kind| *kind as u8).collect::<Vec<_>>());
+        self.merges.add_to(sum);
     }
 
     /// What [`Vocab::write`] wrote; `None` where it is none of its kind.

@@ -12,7 +12,7 @@ use crate::store::manifest::{chunk_range, Manifest};
 use crate::store::reader::AT_ONCE;
 use crate::store::remote::{Remote, Told};
 use crate::store::source::{slice, Place, Source};
-use crate::store::{Refusal, Store};
+use crate::store::{tokens, Refusal, Store};
 use crate::weights::{Loader, Plan};
 use serde_json::{json, Value};
 use std::future::Future;
@@ -59,6 +59,10 @@ pub(super) async fn answer(request: &Request, abort: &AbortController) -> Result
                     store.delete(&row).await?;
                 }
                 store.sweep().await;
+                // With the last model goes what was asked of any.
+                if store.manifests().await?.is_empty() {
+                    tokens::clear().await?;
+                }
             }
             Value::Null
         }
