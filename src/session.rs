@@ -17,6 +17,8 @@ pub struct Limits {
     pub session_ttl_seconds: f64,
     /// Bytes of all sessions' KV pages; default 512 MiB.
     pub kv_bytes: u64,
+    /// Bytes of all sessions on disk; default 1 GiB, 0 writes none.
+    pub disk_bytes: u64,
     /// Bytes of kept answers; default 16 MiB, 0 keeps none.
     pub response_bytes: usize,
     /// Most prompt tokens of one request; default: what the context holds.
@@ -29,6 +31,7 @@ impl Default for Limits {
             max_sessions: 10,
             session_ttl_seconds: 300.0,
             kv_bytes: 512 << 20,
+            disk_bytes: 1 << 30,
             response_bytes: 16 << 20,
             max_input_tokens: None,
         }
@@ -96,12 +99,16 @@ pub struct Sessions {
     all: HashMap<String, Session>,
     taken: HashSet<String>,
     limits: Limits,
+    /// Those that changed since they were written to disk.
+    unsaved: HashSet<String>,
+    /// Those that went before that, where somebody writes them.
+    leaving: Option<Vec<(String, Session)>>,
 }
 
 impl Sessions {
     /// No sessions yet.
     pub fn new(limits: Limits) -> Self {
-        Self { all: HashMap::new(), taken: HashSet::new(), limits }
+        Self { limits, ..Self::default() }
     }
 
     /// The bounds in force.
@@ -130,6 +137,13 @@ impl Sessions {
         self.taken.remove(id);
         session.used_at = now;
         self.all.insert(id.to_string(), session);
+        if !id.is_empty() {
+            self.unsaved.insert(id.to_string());
+        }
+        self.make_room(id, now);
+    }
+
+    fn make_room(&mut self, id: &str, now: f64) {
         self.expire(now);
         while self.all.len() > 1
             && (self.named() > self.limits.max_sessions || self.bytes() > self.limits.kv_bytes)
@@ -141,9 +155,9 @@ impl Sessions {
                 .min_by(|a, b| a.1.used_at.total_cmp(&b.1.used_at))
                 .map(|(name, _)| name.clone());
             match oldest {
-                Some(name) => self.all.remove(&name),
+                Some(name) => self.leave(&name),
                 None => break,
-            };
+            }
         }
     }
 
@@ -189,12 +203,65 @@ impl Sessions {
     pub fn delete(&mut self, id: &str) {
         self.taken.remove(id);
         self.all.remove(id);
+        self.unsaved.remove(id);
+        self.leaving.iter_mut().for_each(|leaving| leaving.retain(|(name, _)| name != id));
+    }
+
+    /// From now on, what leaves memory before it was written waits for [`Sessions::take_leaving`].
+    pub fn write_leaving(&mut self) {
+        self.leaving.get_or_insert_default();
+    }
+
+    /// Whether memory has a session, or a turn has it.
+    pub fn has(&mut self, id: &str, now: f64) -> bool {
+        self.expire(now);
+        self.taken.contains(id) || self.all.contains_key(id)
+    }
+
+    /// Names of the sessions in memory that changed since they were written.
+    pub fn unsaved(&self) -> Vec<String> {
+        self.unsaved.iter().filter(|id| self.all.contains_key(*id)).cloned().collect()
+    }
+
+    /// A copy to write, which shares its pages.
+    pub fn copy(&self, id: &str) -> Option<Session> {
+        self.all.get(id).cloned()
+    }
+
+    /// A copy was written; the session may have changed since.
+    pub fn saved(&mut self, id: &str, copy: &Session) {
+        if self.all.get(id).is_some_and(|session| session.tokens == copy.tokens) {
+            self.unsaved.remove(id);
+        }
+    }
+
+    /// The next session that left before it was written.
+    pub fn take_leaving(&mut self) -> Option<(String, Session)> {
+        self.leaving.as_mut()?.pop()
+    }
+
+    /// Takes a session in that was on disk, unless there is one by now or it holds nothing.
+    pub fn restored(&mut self, id: &str, mut session: Session, now: f64) {
+        if !session.tokens.is_empty() && !self.has(id, now) {
+            session.used_at = now;
+            self.all.insert(id.to_string(), session);
+            self.make_room(id, now);
+        }
+    }
+
+    fn leave(&mut self, id: &str) {
+        let (session, unsaved) = (self.all.remove(id), self.unsaved.remove(id));
+        if let (Some(session), Some(leaving), true) = (session, &mut self.leaving, unsaved) {
+            leaving.push((id.to_string(), session));
+        }
     }
 
     /// Drops all sessions.
     pub fn clear(&mut self) {
         self.taken.clear();
         self.all.clear();
+        self.unsaved.clear();
+        self.leaving.iter_mut().for_each(Vec::clear);
     }
 
     /// Number of sessions, the nameless one counted.
@@ -218,7 +285,10 @@ impl Sessions {
 
     fn expire(&mut self, now: f64) {
         let ttl = self.limits.session_ttl_seconds * 1e3;
-        self.all.retain(|_, session| now - session.used_at <= ttl);
+        let old = self.all.iter().filter(|(_, session)| now - session.used_at > ttl);
+        for id in old.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+            self.leave(&id);
+        }
     }
 }
 

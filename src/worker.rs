@@ -11,12 +11,14 @@ mod load;
 mod models;
 mod progress;
 mod reading;
+mod saving;
 mod tokens;
 mod wire;
 
-use crate::engine::{now_ms, Engine, Job, LogitsJob, Outcome};
+use crate::engine::{Engine, Job, LogitsJob, Outcome};
 use crate::error::{Error, Result};
 use crate::openai::{token_ids, Body};
+use futures_util::lock::Mutex;
 use js_sys::{Float32Array, Function, Reflect, Uint32Array};
 use serde_json::{json, Value};
 use std::cell::{Cell, RefCell};
@@ -51,6 +53,10 @@ struct Inner {
     stale: RefCell<Option<(String, String)>>,
     /// Source and generation of an image of which some is still in its file.
     imaged: RefCell<Option<(String, String)>>,
+    /// Whether sessions are kept on disk, whether they are being written, and whose turn it is to read or write there.
+    keeps_sessions: Cell<bool>,
+    saver: Cell<bool>,
+    disk: Mutex<()>,
     /// Whether token ids are kept between visits.
     keeping: Cell<Keeping>,
     /// Numbers for the error that the load under way ends in.
@@ -97,6 +103,9 @@ impl QandleWorker {
             asides: RefCell::new(HashMap::new()),
             stale: RefCell::new(None),
             imaged: RefCell::new(None),
+            keeps_sessions: Cell::new(false),
+            saver: Cell::new(false),
+            disk: Mutex::new(()),
             keeping: Cell::new(Keeping::Off),
             detail: RefCell::new(None),
         })))
@@ -129,6 +138,7 @@ impl Inner {
                 self.go_on();
             }
             method if method.starts_with("models.") => self.answer_about_models(request),
+            method if method.starts_with("sessions.") => self.answer_about_sessions(request),
             _ => {
                 let result = self.answer(&request);
                 self.settle(request.id, result);
@@ -174,8 +184,10 @@ impl Inner {
                 self.give_up_image();
             }
             self.settle(request.id, result);
+            self.save_leaving().await;
         }
         self.busy.set(false);
+        self.save_later();
         self.keep_tokens();
     }
 
@@ -231,20 +243,6 @@ impl Inner {
                 Ok(wire::to_js(&metrics))
             }
             "profile" => Ok(wire::to_js(&crate::metrics::profile())),
-            "sessions.list" => Ok(wire::to_js(&engine.sessions().list(now_ms()))),
-            "sessions.get" => Ok(wire::to_js(&engine.sessions().get(&string("id")?, now_ms()))),
-            "sessions.fork" => {
-                let (id, name) = (string("id")?, string("as")?);
-                Ok(wire::to_js(&engine.sessions().fork(&id, &name, now_ms())?))
-            }
-            "sessions.delete" => {
-                engine.sessions().delete(&string("id")?);
-                Ok(JsValue::NULL)
-            }
-            "sessions.clear" => {
-                engine.sessions().clear();
-                Ok(JsValue::NULL)
-            }
             "responses.stats" => Ok(wire::to_js(&engine.responses().stats())),
             "responses.clear" => {
                 engine.responses().clear();
@@ -265,6 +263,7 @@ impl Inner {
         if let (Some(ids), Some(body)) = (request.prompt_ids(), body.as_object_mut()) {
             body.insert("prompt".to_string(), ids.into());
         }
+        self.restore_session(&body).await;
         let mut job = self.with(|engine| {
             let parse = if chat { Body::chat } else { Body::completion };
             engine.begin(parse(&body, engine.n_tokens())?, arrived, wire::random_u64())

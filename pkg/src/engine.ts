@@ -13,7 +13,7 @@ import type {
   Engine,
   EngineInfo,
 } from "./types.js";
-import { offlineReady, saveSession } from "./unavailable.js";
+import { offlineReady } from "./unavailable.js";
 
 /** An engine over a worker that has loaded the model of `info`. The caller keeps `info.memory` up to date. */
 export function makeEngine({ client, close }: Link, info: EngineInfo): Engine {
@@ -74,7 +74,9 @@ export function makeEngine({ client, close }: Link, info: EngineInfo): Engine {
       list: () => client.request("sessions.list", {}),
       get: (id) => client.request("sessions.get", { id }),
       fork: (id, as) => client.request("sessions.fork", { id, as }),
-      save: saveSession,
+      save: async (id) => {
+        await client.request("sessions.save", { id });
+      },
       delete: async (id) => {
         await client.request("sessions.delete", { id });
       },

@@ -78,6 +78,7 @@ export interface Methods {
   "sessions.list": { params: NoParams; result: SessionInfo[] };
   "sessions.get": { params: { id: string }; result: SessionInfo | null };
   "sessions.fork": { params: { id: string; as: string }; result: SessionInfo };
+  "sessions.save": { params: { id: string }; result: null };
   "sessions.delete": { params: { id: string }; result: null };
   "sessions.clear": { params: NoParams; result: null };
   "responses.stats": { params: NoParams; result: CacheStats };

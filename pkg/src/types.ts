@@ -76,7 +76,7 @@ export interface Limits {
   kvBytes?: number;
   /** Bytes of the response cache. */
   responseBytes?: number;
-  /** Bytes on disk. */
+  /** Bytes of all sessions on disk; the one used longest ago goes first. Default 1 GiB, 0 writes none. */
   diskBytes?: number;
   /** Tokens of one prompt. */
   maxInputTokens?: number;
@@ -211,10 +211,12 @@ export interface Engine {
   /** Logits after the last token, (V), or with `all` after each one, (T, V) row by row. */
   logits(ids: Uint32Array, options?: CallOptions & { all?: boolean }): Promise<Float32Array>;
   readonly sessions: {
+    /** This model's sessions in memory and on disk, the last used first. */
     list(): Promise<SessionInfo[]>;
     get(id: string): Promise<SessionInfo | null>;
     /** A second session with the same history; costs no copy. */
     fork(id: string, as: string): Promise<SessionInfo>;
+    /** Writes a session to disk now; without it that happens as soon as nobody asks anything. */
     save(id: string): Promise<void>;
     delete(id: string): Promise<void>;
     clear(): Promise<void>;

@@ -7,8 +7,5 @@ function unavailable(name: string): () => Promise<never> {
   return () => Promise.reject(failure("invalid_request", `${name} is not available in this version`));
 }
 
-/** Sessions are kept in memory only. */
-export const saveSession: Engine["sessions"]["save"] = unavailable("sessions.save");
-
 /** The page's own files are not asked about. */
 export const offlineReady: Engine["offlineReady"] = unavailable("offlineReady");

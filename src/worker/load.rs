@@ -88,6 +88,13 @@ impl Inner {
             return Err(Error::closed("the engine was closed"));
         }
         *state = State::Ready(Box::new(engine));
+        if let State::Ready(engine) = state {
+            let kept = cache != Some("none") && engine.sessions().limits().disk_bytes > 0;
+            self.keeps_sessions.set(kept);
+            if kept {
+                engine.sessions().write_leaving();
+            }
+        }
         wasm_bindgen_futures::spawn_local(self.clone().read_on());
         Ok(info)
     }

@@ -1,0 +1,268 @@
+//! Sessions between memory and disk: written when nobody asks anything, or when they leave memory; read when a request names
+//! one that is not there. One at a time, so that none that is deleted is written after that.
+
+use super::wire::{self, Request};
+use super::Inner;
+use crate::engine::now_ms;
+use crate::error::{Error, Result};
+use crate::image::Identity;
+use crate::session::{Session, SessionInfo};
+use crate::snapshot::Row;
+use crate::store::browser::sleep;
+use crate::store::Store;
+use serde_json::{json, Value};
+use std::rc::Rc;
+use wasm_bindgen::JsValue;
+use wasm_bindgen_futures::spawn_local;
+
+/// Sessions are written so long after a request, ms, if nobody asks anything.
+const LATER_MS: i32 = 200;
+/// Bytes of pages that are written at a time.
+const BATCH: u64 = 8 << 20;
+/// How often a row is read again that another tab writes meanwhile, or room is made.
+const TRIES: usize = 4;
+
+impl Inner {
+    /// Lets what changed be written as soon as nobody asks anything.
+    pub(super) fn save_later(self: &Rc<Self>) {
+        let unsaved = |inner: &Self| inner.with(|engine| Ok(engine.sessions().unsaved())).unwrap_or_default();
+        if !self.keeps_sessions.get() || unsaved(self).is_empty() || self.saver.replace(true) {
+            return;
+        }
+        let inner = self.clone();
+        spawn_local(async move {
+            sleep(LATER_MS, None).await;
+            loop {
+                if inner.busy.get() {
+                    sleep(LATER_MS, None).await;
+                    continue;
+                }
+                let Some(id) = unsaved(&inner).pop() else { break };
+                if inner.save(&id).await.is_err() {
+                    // It stays unsaved, and is tried again after the next request.
+                    break;
+                }
+            }
+            inner.saver.set(false);
+        });
+    }
+
+    /// Writes sessions that left memory before they were written.
+    pub(super) async fn save_leaving(&self) {
+        let leaving = || self.with(|engine| Ok(engine.sessions().take_leaving())).ok().flatten();
+        let lock = self.disk.lock().await;
+        while let Some((id, session)) = leaving() {
+            // What cannot be kept is computed again.
+            let _ = self.write(&id, &session).await;
+        }
+        drop(lock);
+    }
+
+    /// Writes a session that is in memory; one that is not is on disk already, or nowhere.
+    async fn save(&self, id: &str) -> Result<()> {
+        let lock = self.disk.lock().await;
+        let Some(session) = self.with(|engine| Ok(engine.sessions().copy(id)))? else { return Ok(()) };
+        self.write(id, &session).await?;
+        self.with(|engine| {
+            engine.sessions().saved(id, &session);
+            Ok(())
+        })?;
+        drop(lock);
+        Ok(())
+    }
+
+    async fn write(&self, id: &str, session: &Session) -> Result<()> {
+        let (model, store) = (self.identity().await?, Store::open(None).await?);
+        let most = (BATCH / session.cache.shape().page_bytes() as u64).max(1) as usize;
+        let mut before = store.session(&model, id).await?;
+        let mut tries = 0;
+        loop {
+            let (row, pages) = Row::of(id, &model, session, before.as_ref(), most);
+            match store.put_session(&row, before.as_ref(), pages).await {
+                Ok(true) if row.tokens.len() == session.tokens.len() => break,
+                Ok(true) => before = Some(row),
+                Ok(false) if tries < TRIES => {
+                    // Another tab wrote it.
+                    before = store.session(&model, id).await?;
+                    tries += 1;
+                }
+                Err(refusal) if refusal.full && tries < TRIES => {
+                    let rows = store.sessions().await?;
+                    let Some(oldest) = rows.iter().rfind(|row| row.id != id || row.model != model) else {
+                        return Err(refusal.into());
+                    };
+                    store.delete_session(&oldest.model, &oldest.id).await?;
+                    tries += 1;
+                }
+                Ok(false) => return Err(Error::out_of_memory("other tabs write the same session")),
+                Err(refusal) => return Err(refusal.into()),
+            }
+        }
+        self.keep_within(&store, &model, id).await
+    }
+
+    /// Deletes the least recently used sessions where the disk has more than it may.
+    async fn keep_within(&self, store: &Store, model: &str, id: &str) -> Result<()> {
+        let most = self.with(|engine| Ok(engine.sessions().limits().disk_bytes))?;
+        let mut bytes = 0;
+        for row in store.sessions().await? {
+            bytes += row.bytes;
+            if bytes > most && (row.id != id || row.model != model) {
+                store.delete_session(&row.model, &row.id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings back the session that a request names, where memory has it not. Whatever stands against it, the turn computes
+    /// it anew.
+    pub(super) async fn restore_session(&self, body: &Value) {
+        let Some(id) = body["session_id"].as_str().filter(|id| !id.is_empty()) else { return };
+        let missing = self.with(|engine| Ok(!engine.sessions().has(id, now_ms()))).unwrap_or_default();
+        if self.keeps_sessions.get() && missing {
+            let _ = self.restore(id).await;
+        }
+    }
+
+    async fn restore(&self, id: &str) -> Result<()> {
+        let lock = self.disk.lock().await;
+        let store = Store::open(None).await?;
+        let (model, shape) =
+            (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache().shape()))?);
+        let row = store.session(&model, id).await?.filter(|row| row.fits(&model, id, shape));
+        let Some(row) = row else { return Ok(()) };
+        let session = store.restore_session(row.clone()).await?;
+        if session.tokens.len() < row.tokens.len() {
+            // A page is damaged: it goes, with what follows it, and is written anew by and by.
+            match session.tokens.is_empty() {
+                true => store.delete_session(&model, id).await?,
+                false => {
+                    let (cut, _) = Row::of(id, &model, &session, Some(&row), 0);
+                    store.put_session(&cut, Some(&row), Vec::new()).await?;
+                }
+            }
+        }
+        drop(lock);
+        self.with(|engine| {
+            engine.sessions().restored(id, session, now_ms());
+            Ok(())
+        })
+    }
+
+    /// What the loaded weights are known by.
+    async fn identity(&self) -> Result<String> {
+        if let Some(known) = self.with(|engine| Ok(engine.text_side().identity().map(str::to_string)))? {
+            return Ok(known);
+        }
+        let mut identity = self.with(|engine| Ok(Identity::new(engine)))?;
+        loop {
+            if let Some(known) = self.with(|engine| identity.step(engine))? {
+                self.with(|engine| {
+                    engine.text_side_mut().set_identity(known.clone());
+                    Ok(())
+                })?;
+                return Ok(known);
+            }
+            sleep(0, None).await;
+        }
+    }
+
+    /// Answers the `sessions.*` requests.
+    pub(super) fn answer_about_sessions(self: &Rc<Self>, request: Request) {
+        // What is deleted is gone from memory at once, even if nothing on disk answers.
+        let inner = self.clone();
+        spawn_local(async move {
+            let result = inner.about_sessions(&request).await;
+            inner.settle(request.id, result);
+            inner.save_later();
+        });
+    }
+
+    async fn about_sessions(&self, request: &Request) -> Result<JsValue> {
+        let params = request.json()?;
+        let string = |key: &str| {
+            let word = params[key].as_str().map(str::to_string);
+            word.ok_or_else(|| Error::invalid_request(format!("{key} must be a string")))
+        };
+        let kept = self.keeps_sessions.get();
+        match request.method.as_str() {
+            "sessions.list" => Ok(wire::to_js(&self.all_sessions().await?)),
+            "sessions.get" => {
+                let id = string("id")?;
+                let all = self.all_sessions().await?;
+                Ok(wire::to_js(&all.into_iter().find(|info| info.id == id)))
+            }
+            "sessions.fork" => {
+                let (id, name) = (string("id")?, string("as")?);
+                self.restore_session(&json!({ "session_id": id })).await;
+                Ok(wire::to_js(&self.with(|engine| engine.sessions().fork(&id, &name, now_ms()))?))
+            }
+            "sessions.save" => {
+                let id = string("id")?;
+                if !kept {
+                    return Err(Error::invalid_request("this engine keeps no sessions on disk"));
+                }
+                if !self.all_sessions().await?.iter().any(|info| info.id == id) {
+                    return Err(Error::invalid_request(format!("session \"{id}\" does not exist")));
+                }
+                self.save(&id).await?;
+                Ok(JsValue::NULL)
+            }
+            "sessions.delete" => {
+                let id = string("id")?;
+                self.with(|engine| {
+                    engine.sessions().delete(&id);
+                    Ok(())
+                })?;
+                if kept {
+                    let lock = self.disk.lock().await;
+                    Store::open(None).await?.delete_session(&self.identity().await?, &id).await?;
+                    drop(lock);
+                }
+                Ok(JsValue::NULL)
+            }
+            "sessions.clear" => {
+                self.with(|engine| {
+                    engine.sessions().clear();
+                    Ok(())
+                })?;
+                if kept {
+                    let lock = self.disk.lock().await;
+                    Store::open(None).await?.delete_sessions(&self.identity().await?).await?;
+                    drop(lock);
+                }
+                Ok(JsValue::NULL)
+            }
+            other => Err(Error::invalid_request(format!("{other} is not available in this version"))),
+        }
+    }
+
+    /// Sessions of memory and disk, the last used first.
+    async fn all_sessions(&self) -> Result<Vec<SessionInfo>> {
+        let mut rows = Vec::new();
+        if let (true, Ok(store)) = (self.keeps_sessions.get(), Store::open(None).await) {
+            let model = self.identity().await?;
+            rows = store.sessions().await?;
+            rows.retain(|row| row.model == model);
+        }
+        let (mut all, unsaved) =
+            self.with(|engine| Ok((engine.sessions().list(now_ms()), engine.sessions().unsaved())))?;
+        for row in rows {
+            match all.iter_mut().find(|info| info.id == row.id) {
+                // What was written before the last turn is not this session.
+                Some(_) if unsaved.contains(&row.id) => {}
+                Some(info) => info.place = "both",
+                None => all.push(SessionInfo {
+                    id: row.id,
+                    tokens: row.tokens.len(),
+                    bytes: row.bytes,
+                    place: "disk",
+                    created_at: row.created_at,
+                    used_at: row.used_at,
+                }),
+            }
+        }
+        all.sort_by(|a, b| b.used_at.total_cmp(&a.used_at).then_with(|| a.id.cmp(&b.id)));
+        Ok(all)
+    }
+}
