@@ -40,6 +40,32 @@ pub struct TurnRequest {
     pub slice: usize,
 }
 
+impl TurnRequest {
+    /// Refuses a prompt that cannot be computed, before a session is touched.
+    ///
+    /// # Errors
+    /// `invalid_request` for no tokens or one beyond the vocabulary, `context_overflow` where no room is left for an answer.
+    pub fn check(&self, model: &Model) -> Result<()> {
+        let n = self.prompt.len();
+        if n == 0 {
+            return Err(Error::invalid_request("the prompt has no tokens"));
+        }
+        let vocab = model.config.vocab_size;
+        if let Some(id) = self.prompt.iter().find(|id| **id as usize >= vocab) {
+            return Err(Error::invalid_request(format!(
+                "token id {id} is not below the vocabulary size {vocab}"
+            )));
+        }
+        if n >= self.context_length {
+            return Err(Error::context_overflow(format!(
+                "the prompt has {n} tokens, the context holds {}",
+                self.context_length
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// The slice for [`LAYER_MS`] a layer where one of `tokens` tokens takes `ms`.
 pub fn slice_for(tokens: usize, ms: f64) -> usize {
     let fits = (tokens as f64 * LAYER_MS / ms.max(1e-3)) as usize / SLICE.start * SLICE.start;
@@ -164,31 +190,17 @@ fn join(all: &mut Parts, more: Parts) {
 }
 
 impl Turn {
-    /// Starts a turn: cuts the session to what it shares with the prompt.
-    ///
-    /// On an error the session is given back beside it.
+    /// Starts a turn on a request that passed [`TurnRequest::check`]: cuts the session to what it shares with the prompt.
     pub fn new(
         model: &Model,
         tokenizer: Option<&Tokenizer>,
         mut session: Session,
         request: TurnRequest,
-    ) -> std::result::Result<Self, Box<(Error, Session)>> {
-        let n = request.prompt.len();
-        if n == 0 {
-            return Err(Box::new((Error::invalid_request("the prompt has no tokens"), session)));
-        }
-        if let Some(id) = request.prompt.iter().find(|id| **id as usize >= model.config.vocab_size) {
-            let message =
-                format!("token id {id} is not below the vocabulary size {}", model.config.vocab_size);
-            return Err(Box::new((Error::invalid_request(message), session)));
-        }
-        if n >= request.context_length {
-            let message = format!("the prompt has {n} tokens, the context holds {}", request.context_length);
-            return Err(Box::new((Error::context_overflow(message), session)));
-        }
+    ) -> Self {
+        debug_assert!(request.check(model).is_ok(), "the request was checked");
         let reused_tokens = session.keep_common_prefix(&request.prompt);
         let n_tokens = tokenizer.map_or(model.config.vocab_size, Tokenizer::len);
-        Ok(Self {
+        Self {
             sampler: Sampler::new(request.params.clone(), n_tokens, &request.never, request.random_seed),
             text: TextOut {
                 decoder: tokenizer.map(|t| t.decoder(false)),
@@ -196,14 +208,14 @@ impl Turn {
                 splitter: request.reasoning.map(ReasoningSplitter::new),
             },
             history: request.prompt.clone(),
-            progress: Progress { prompt_tokens: n, reused_tokens, ..Default::default() },
+            progress: Progress { prompt_tokens: request.prompt.len(), reused_tokens, ..Default::default() },
             session,
             slice: request.slice,
             request,
             pass: None,
             begun: Instant::now(),
             first_token: None,
-        })
+        }
     }
 
     /// Tokens of a slice that suit this machine, as far as is known.

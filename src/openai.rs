@@ -43,15 +43,15 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// What a request wants of the response cache.
+/// What a request wants of the caches beside its own session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Cache {
-    /// An answer that was given before, or a new one that is kept.
+    /// An answer that was given before, or a new one that is kept; beginnings of other sessions.
     #[default]
     Auto,
-    /// Nothing.
+    /// Nothing: no answer and no beginning is taken from elsewhere or left for others.
     Off,
-    /// A new answer, which is kept.
+    /// A new answer, which is kept; beginnings as with `Auto`.
     Refresh,
 }
 
@@ -70,7 +70,7 @@ pub struct Body {
     pub session_id: Option<String>,
     /// Whether replies carry `token_ids`.
     pub return_tokens: bool,
-    /// What is wanted of the response cache.
+    /// What is wanted of the caches.
     pub cache: Cache,
 }
 

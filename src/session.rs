@@ -1,11 +1,12 @@
 //! Sessions: the tokens of a conversation with the KV cache that belongs to them. The longest common token prefix of
-//! history and new prompt is kept, so edits, regenerations and forks are right by construction.
-//! Bounded by count, age and bytes; the least recently used goes first.
+//! history and new prompt is kept, so edits, regenerations and forks are right by construction; where another session has a
+//! longer one, its pages are shared. Bounded by count, age and bytes; the least recently used goes first.
 
 use crate::error::{Error, Result};
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{KvCache, Page};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// Bounds of what is kept in memory.
 #[derive(Debug, Clone, Deserialize)]
@@ -15,7 +16,7 @@ pub struct Limits {
     pub max_sessions: usize,
     /// Seconds after its last use that a session is dropped; default 300.
     pub session_ttl_seconds: f64,
-    /// Bytes of all sessions' KV pages; default 512 MiB.
+    /// Bytes of all sessions' KV pages, shared ones counted once; default 512 MiB.
     pub kv_bytes: u64,
     /// Bytes of all sessions on disk; default 1 GiB, 0 writes none.
     pub disk_bytes: u64,
@@ -45,6 +46,8 @@ pub struct Session {
     pub tokens: Vec<u32>,
     /// Their keys and values.
     pub cache: KvCache,
+    /// Leading tokens that other sessions may take over; the rest was computed for a request that leaves nothing.
+    pub offered: usize,
     /// ms since the epoch.
     pub created_at: f64,
     /// ms since the epoch.
@@ -54,22 +57,28 @@ pub struct Session {
 impl Session {
     /// A session without tokens.
     pub fn new(cache: KvCache, now: f64) -> Self {
-        Self { tokens: Vec::new(), cache, created_at: now, used_at: now }
+        Self { tokens: Vec::new(), cache, offered: 0, created_at: now, used_at: now }
     }
 
     /// Cuts history and cache to what they share with `prompt`, leaving at least the prompt's last token to compute;
     /// returns how many tokens are kept.
     pub fn keep_common_prefix(&mut self, prompt: &[u32]) -> usize {
-        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let keep = common.min(prompt.len().saturating_sub(1)).min(self.cache.len());
+        let keep = self.common_prefix(prompt);
         self.truncate(keep);
         keep
+    }
+
+    /// Tokens that can be kept for `prompt`: all that are the same, but the prompt's last one.
+    fn common_prefix(&self, prompt: &[u32]) -> usize {
+        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        common.min(prompt.len().saturating_sub(1)).min(self.cache.len())
     }
 
     /// Forgets everything from token `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.cache.truncate(len);
+        self.offered = self.offered.min(len);
     }
 }
 
@@ -81,7 +90,7 @@ pub struct SessionInfo {
     pub id: String,
     /// Tokens held.
     pub tokens: usize,
-    /// Bytes of its pages.
+    /// Bytes of its pages, those that it shares included.
     pub bytes: u64,
     /// Where it is.
     #[serde(rename = "where")]
@@ -121,6 +130,19 @@ impl Sessions {
         self.expire(now);
         self.taken.insert(id.to_string());
         self.all.remove(id)
+    }
+
+    /// Replaces what `session` holds by the longest beginning of `prompt` that any session offers, where that is longer than
+    /// its own; of equals the last used gives it. Pages are shared until one side writes; the other session stays as it is.
+    pub fn share(&self, session: &mut Session, prompt: &[u32]) {
+        let offers = self.all.values().map(|other| (other.common_prefix(prompt).min(other.offered), other));
+        let best = offers.max_by(|a, b| a.0.cmp(&b.0).then(a.1.used_at.total_cmp(&b.1.used_at)));
+        if let Some((len, other)) = best.filter(|(len, _)| *len > session.common_prefix(prompt)) {
+            session.tokens = other.tokens[..len].to_vec();
+            session.cache = other.cache.fork();
+            session.cache.truncate(len);
+            session.offered = len;
+        }
     }
 
     /// Gives back what a turn took out, unless it was deleted or replaced meanwhile, or holds nothing.
@@ -274,9 +296,12 @@ impl Sessions {
         self.all.is_empty()
     }
 
-    /// Bytes of all pages; a shared page counts for each session that holds it.
+    /// Bytes of all pages; a page that several sessions hold counts once.
     pub fn bytes(&self) -> u64 {
-        self.all.values().map(|s| s.cache.bytes()).sum()
+        let pages = self.all.values().flat_map(|session| session.cache.pages());
+        let each: HashSet<*const Page> = pages.map(Arc::as_ptr).collect();
+        let page_bytes = self.all.values().next().map_or(0, |session| session.cache.shape().page_bytes());
+        each.len() as u64 * page_bytes as u64
     }
 
     fn named(&self) -> usize {
@@ -312,7 +337,7 @@ mod tests {
         let mut cache = KvCache::new(KvShape { layers: 1, kv_heads: 1, head_dim: 4, kind: KvKind::F16 });
         cache.reserve(tokens.len()).unwrap();
         cache.commit(tokens.len());
-        Session { tokens: tokens.to_vec(), ..Session::new(cache, now) }
+        Session { tokens: tokens.to_vec(), offered: tokens.len(), ..Session::new(cache, now) }
     }
 
     #[test]
@@ -335,6 +360,60 @@ mod tests {
         assert_eq!(ids, ["c", "b"]);
         assert!(all.list(302_500.0).iter().all(|s| s.id == "c"));
         assert!(all.list(400_000.0).is_empty());
+    }
+
+    #[test]
+    fn the_longest_beginning_is_shared_and_the_session_that_has_it_stays_as_it_is() {
+        let mut all = Sessions::new(Limits::default());
+        all.insert("near", session(&[1, 2, 9], 0.0), 0.0);
+        all.insert("far", session(&[1, 2, 3, 4, 5], 0.0), 0.0);
+        let offers_less = Session { offered: 2, ..session(&[1, 2, 3, 4, 5, 6, 7], 0.0) };
+        all.insert("alone", offers_less, 0.0);
+        for (own, prompt, shared) in [
+            (&[][..], &[1, 2, 3, 4, 8][..], 4),
+            (&[], &[1, 2, 3, 4, 5, 6, 7, 8], 5),
+            // The last token is always computed.
+            (&[], &[1, 2, 3, 4], 3),
+            (&[], &[1], 0),
+            (&[], &[7, 7], 0),
+            (&[1, 2], &[1, 2, 9, 9], 3),
+        ] {
+            let mut own = session(own, 0.0);
+            all.share(&mut own, prompt);
+            assert_eq!((&own.tokens[..], own.cache.len(), own.offered), (&prompt[..shared], shared, shared));
+            assert_eq!(own.keep_common_prefix(prompt), shared);
+        }
+        // What the session has itself is not given up for as much of another's.
+        let mut own = session(&[1, 2, 3, 4, 5, 0], 0.0);
+        all.share(&mut own, &[1, 2, 3, 4, 5, 6]);
+        assert_eq!(own.tokens.len(), 6);
+        assert_eq!(all.get("far", 1.0).map(|s| s.tokens), Some(5));
+    }
+
+    #[test]
+    fn shared_pages_count_once_and_outlive_the_session_that_computed_them() {
+        let (prompt, page) = ([1; 200], session(&[1], 0.0).cache.bytes());
+        let limits = Limits { kv_bytes: 5 * page, max_sessions: 3, ..Default::default() };
+        let mut all = Sessions::new(limits);
+        all.insert("first", session(&prompt[..130], 0.0), 0.0);
+        for (i, id) in ["second", "third"].into_iter().enumerate() {
+            let mut new = session(&[], 1.0);
+            all.share(&mut new, &prompt);
+            // Copy on write: the third page is no longer shared.
+            new.cache.reserve(1).unwrap();
+            new.cache.commit(1);
+            new.tokens.push(1);
+            all.insert(id, new, 1.0 + i as f64);
+        }
+        // Two pages shared by three and one of each; counted for each holder they would be nine.
+        assert_eq!((all.bytes(), all.len()), (5 * page, 3));
+        assert_eq!(all.get("third", 2.0).unwrap().bytes, 3 * page);
+        all.insert("other", session(&[5], 3.0), 3.0);
+        assert!(all.get("first", 3.0).is_none(), "the least recently used goes");
+        assert_eq!(all.bytes(), 5 * page);
+        let mut new = session(&[], 4.0);
+        all.share(&mut new, &prompt);
+        assert_eq!(new.tokens.len(), 130);
     }
 
     #[test]

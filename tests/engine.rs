@@ -13,6 +13,9 @@ use std::io::Read;
 use std::path::PathBuf;
 use web_time::Instant;
 
+#[path = "engine/prefix.rs"]
+mod prefix;
+
 fn load(options: Value) -> Result<Engine, Error> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden/r1-tiny.gguf.gz");
     let mut bytes = Vec::new();

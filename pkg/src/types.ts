@@ -338,7 +338,10 @@ export interface ChatRequest extends Sampling {
   stream_options?: { include_usage?: boolean };
   /** Conversation whose KV cache is to be used and kept. */
   session_id?: string;
-  /** Response cache: use it (`auto`), leave it alone, or answer anew and keep that. */
+  /**
+   * Kept answers: use them (`auto`, the default), or answer anew and keep that (`refresh`); both also share beginnings, such as
+   * a system prompt, between sessions. `off` takes nothing from other requests and leaves nothing to them; only its own session goes on.
+   */
   cache?: "auto" | "off" | "refresh";
   return_tokens?: boolean;
   tools?: unknown[];

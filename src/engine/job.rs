@@ -17,7 +17,8 @@ pub struct Job {
     frame: Frame,
     body: Body,
     work: Work,
-    session: String,
+    /// Whose session the turn works on; `None` for one that nothing is to stay of.
+    session: Option<String>,
     begun: bool,
     text: Parts,
     ids: Vec<u32>,
@@ -77,7 +78,12 @@ impl Engine {
             )));
         }
         let tokenize_ms = ms_since(begun);
-        let (name, now) = (body.session_id.clone().unwrap_or_default(), now_ms());
+        let now = now_ms();
+        // Requests without a session id share one nameless session, but for those that leave nothing shared.
+        let session = match (&body.session_id, body.cache) {
+            (None, Cache::Off) => None,
+            (id, _) => Some(id.clone().unwrap_or_default()),
+        };
         let key = match body.cache {
             Cache::Off => None,
             _ => Key::of(&prompt, &body.params, reasoning),
@@ -86,12 +92,13 @@ impl Engine {
         let work = match kept {
             Some(answer) => {
                 // The session is in use, though nothing is added to it.
-                if let Some(session) = self.sessions.take(&name, now) {
-                    self.sessions.put(&name, session, now);
+                let name = session.as_deref().unwrap_or_default();
+                if let Some(session) = self.sessions.take(name, now) {
+                    self.sessions.put(name, session, now);
                 }
                 Work::Replay { prompt_tokens: prompt.len(), answer }
             }
-            None => Work::Turn(self.turn(&body, prompt, reasoning, &name, random_seed)?),
+            None => Work::Turn(self.turn(&body, prompt, reasoning, session.as_deref(), random_seed)?),
         };
         let keep = match work {
             Work::Turn(_) => key.map(|key| (key, Answer::default())),
@@ -109,7 +116,7 @@ impl Engine {
             frame,
             body,
             work,
-            session: name,
+            session,
             begun: false,
             text: Parts::default(),
             ids: Vec::new(),
@@ -119,18 +126,15 @@ impl Engine {
         })
     }
 
-    /// Takes the session and cuts it to the prompt.
+    /// Takes the session, or a new one, with the longest beginning of the prompt that is there.
     fn turn(
         &mut self,
         body: &Body,
         prompt: Vec<u32>,
         reasoning: Option<bool>,
-        name: &str,
+        name: Option<&str>,
         random_seed: u64,
     ) -> Result<Turn> {
-        let now = now_ms();
-        let session =
-            self.sessions.take(name, now).unwrap_or_else(|| Session::new(self.model.new_cache(), now));
         let request = TurnRequest {
             prompt,
             reasoning,
@@ -140,11 +144,14 @@ impl Engine {
             never: self.text.never.clone(),
             slice: self.slice,
         };
-        Turn::new(&self.model, self.text.tokenizer.as_ref(), session, request).map_err(|given_back| {
-            let (error, session) = *given_back;
-            self.sessions.put(name, session, now);
-            error
-        })
+        request.check(&self.model)?;
+        let now = now_ms();
+        let own = name.and_then(|name| self.sessions.take(name, now));
+        let mut session = own.unwrap_or_else(|| Session::new(self.model.new_cache(), now));
+        if body.cache != Cache::Off {
+            self.sessions.share(&mut session, &request.prompt);
+        }
+        Ok(Turn::new(&self.model, self.text.tokenizer.as_ref(), session, request))
     }
 
     /// Works on a job for a bounded time. After an error the job must be given to [`Engine::drop_job`].
@@ -193,7 +200,12 @@ impl Engine {
         }
         if let Work::Turn(turn) = job.work {
             self.slice = turn.slice();
-            self.sessions.put(&job.session, turn.into_session(), now_ms());
+            let Some(name) = job.session else { return };
+            let mut session = turn.into_session();
+            if job.body.cache != Cache::Off {
+                session.offered = session.tokens.len();
+            }
+            self.sessions.put(&name, session, now_ms());
         }
     }
 
