@@ -17,7 +17,7 @@ use crate::engine::{Engine, TextSide};
 use crate::error::{Error, Result};
 use crate::gguf::{HeaderReader, TensorInfo};
 use crate::kernels::{DType, PackedMatrix, Unfilled, LAYOUT};
-use crate::model::{Blocks, Embedding, Linear, Model};
+use crate::model::{Blocks, Embedding, Linear, MaybeSend, Model};
 use crate::sum::{hex, Sum};
 use crate::weights::{assemble, dims, plan_of, Plan, TOKEN_EMBD};
 use ahead::Ahead;
@@ -303,7 +303,7 @@ impl Reader {
     ///
     /// # Errors
     /// `bad_model` before that.
-    pub fn finish(mut self, source: impl Source + 'static) -> Result<(Model, Plan, TextSide)> {
+    pub fn finish(mut self, source: impl Source + MaybeSend + 'static) -> Result<(Model, Plan, TextSide)> {
         self.ahead = None;
         let embedding = self.later.map(|(i, table)| {
             let sums = self.sums[self.places.sums[i].clone()].to_vec();
@@ -314,7 +314,7 @@ impl Reader {
     }
 }
 
-impl<S: Source> Blocks for Later<S> {
+impl<S: Source + MaybeSend> Blocks for Later<S> {
     fn fill(&mut self, table: &mut Unfilled, block: usize) -> Result<()> {
         read_block(&mut self.source, self.start, self.sums[block], table, block, &self.name)
     }

@@ -6,7 +6,7 @@
 
 mod embedding;
 
-pub use embedding::{Blocks, Embedding};
+pub use embedding::{Blocks, Embedding, MaybeSend};
 
 use crate::config::{head_dim, kv_shape, Config};
 use crate::error::{Error, Result};

@@ -27,6 +27,8 @@ pub struct Row {
     shape: KvShape,
     /// Token ids in order.
     pub tokens: Vec<u32>,
+    /// Leading tokens that other sessions may take over.
+    offered: usize,
     /// In order.
     pages: Vec<Stored>,
     /// Bytes of all pages.
@@ -68,13 +70,14 @@ impl Row {
         before: Option<&Row>,
         most: usize,
     ) -> (Self, Vec<(String, Vec<u8>)>) {
-        let Session { tokens, cache, created_at, used_at } = session;
+        let Session { tokens, cache, offered, created_at, used_at } = session;
         let mut row = Self {
             version: VERSION,
             id: id.to_string(),
             model: model.to_string(),
             shape: cache.shape(),
             tokens: tokens.clone(),
+            offered: *offered,
             bytes: 0,
             pages: Vec::new(),
             created_at: *created_at,
@@ -179,6 +182,7 @@ impl Restoring {
         let mut tokens = row.tokens;
         tokens.truncate(pages.len() * PAGE);
         let cache = KvCache::of_pages(row.shape, pages, tokens.len());
-        Session { tokens, cache, created_at: row.created_at, used_at: row.used_at }
+        let offered = row.offered.min(tokens.len());
+        Session { tokens, cache, offered, created_at: row.created_at, used_at: row.used_at }
     }
 }

@@ -89,7 +89,7 @@ fn an_image_gives_back_the_same_model_and_tokenizer() {
         "tiny/tiny-q3_k_untied.gguf",
     ];
     for name in fixtures {
-        let engine = load(name);
+        let mut engine = load(name);
         let mut again = read_some(written(&engine)).unwrap();
         // An embedding of its own is still in the file.
         assert_eq!(again.model().embed_tokens.matrix().is_none(), name.contains("untied"), "{name}");

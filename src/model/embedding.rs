@@ -3,11 +3,20 @@
 
 use crate::error::Result;
 use crate::kernels::{PackedMatrix, Unfilled};
-use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What threads may hand on to each other; in a browser a file belongs to its worker, and the model with it.
+#[cfg(not(target_arch = "wasm32"))]
+pub use std::marker::Send as MaybeSend;
+
+/// Anything: a file belongs to its worker, and the model with it.
+#[cfg(target_arch = "wasm32")]
+pub trait MaybeSend {}
+#[cfg(target_arch = "wasm32")]
+impl<T> MaybeSend for T {}
 
 /// Where the blocks of a table come from.
-pub trait Blocks {
+pub trait Blocks: MaybeSend {
     /// Fills one block.
     ///
     /// # Errors
@@ -20,7 +29,7 @@ pub struct Embedding(State);
 
 enum State {
     Whole(Arc<PackedMatrix>),
-    Coming(RefCell<Coming>),
+    Coming(Mutex<Coming>),
 }
 
 struct Coming {
@@ -36,7 +45,7 @@ impl Embedding {
 
     /// A table of which a block is read when one of its rows is wanted, or by [`Embedding::read_on`].
     pub fn coming(table: Unfilled, blocks: Box<dyn Blocks>) -> Self {
-        Self(State::Coming(RefCell::new(Coming { table, blocks })))
+        Self(State::Coming(Mutex::new(Coming { table, blocks })))
     }
 
     /// The vector of an id. Panics where there is no such row, or `out` has another length.
@@ -47,7 +56,7 @@ impl Embedding {
         match &self.0 {
             State::Whole(matrix) => matrix.dequantize_row(id, out),
             State::Coming(coming) => {
-                let Coming { table, blocks } = &mut *coming.borrow_mut();
+                let Coming { table, blocks } = &mut *locked(coming);
                 for block in table.blocks_of(id) {
                     if !table.has(block) {
                         blocks.fill(table, block)?;
@@ -65,7 +74,7 @@ impl Embedding {
     /// As [`Blocks::fill`].
     pub fn read_on(&mut self) -> Result<bool> {
         let State::Coming(coming) = &mut self.0 else { return Ok(false) };
-        let Coming { table, blocks } = coming.get_mut();
+        let Coming { table, blocks } = coming.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(block) = table.missing() {
             blocks.fill(table, block)?;
         }
@@ -88,7 +97,7 @@ impl Embedding {
     pub fn dims(&self) -> (usize, usize) {
         match &self.0 {
             State::Whole(matrix) => (matrix.rows(), matrix.cols()),
-            State::Coming(coming) => coming.borrow().table.dims(),
+            State::Coming(coming) => locked(coming).table.dims(),
         }
     }
 
@@ -96,7 +105,12 @@ impl Embedding {
     pub fn bytes(&self) -> usize {
         match &self.0 {
             State::Whole(matrix) => matrix.bytes(),
-            State::Coming(coming) => coming.borrow().table.bytes(),
+            State::Coming(coming) => locked(coming).table.bytes(),
         }
     }
+}
+
+/// A block is there or is not, whatever a panic left behind.
+fn locked(coming: &Mutex<Coming>) -> MutexGuard<'_, Coming> {
+    coming.lock().unwrap_or_else(PoisonError::into_inner)
 }
