@@ -142,7 +142,8 @@ run_workload() {
   need_chromium
   need_model 0.5b
   prepare_wasm
-  build_wasm relaxed
+  local tier
+  for tier in relaxed page; do build_wasm "$tier"; done
   build_package
   node tests/bench/workload.mjs ${rounds:+--rounds "$rounds"} ${requests:+--requests "$requests"} ${json:+--json "$json"}
 }
