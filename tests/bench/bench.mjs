@@ -6,27 +6,17 @@ import { existsSync } from "node:fs";
 import { mkdir, mkdtemp, rm, stat, writeFile } from "node:fs/promises";
 import os from "node:os";
 import path from "node:path";
-import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { openBrowser, packageSite } from "../browser/harness.mjs";
 import { load1, median, residentBytes, sample } from "./guard.mjs";
+import { count, here, model, modelSite, value } from "./options.mjs";
 import { chatOf, followUp } from "./prompts.mjs";
 import { printTable } from "./table.mjs";
 import { weightBytes } from "./tensors.mjs";
 
-const here = (name) => fileURLToPath(new URL(name, import.meta.url));
 const root = here("../../");
-const value = (name, otherwise) => {
-  const at = process.argv.indexOf(name);
-  return at < 0 ? otherwise : process.argv[at + 1];
-};
-if (process.argv.includes("--workload")) {
-  console.error("build.sh: bench --workload is not available in this version; bench, bench --quick and --json are");
-  process.exit(2);
-}
 const quick = process.argv.includes("--quick");
-const model = path.resolve(value("--model", path.join(root, "models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")));
-const rounds = Number(value("--rounds", 3));
+const rounds = count("--rounds", 3);
 const lengths = quick ? [128] : [32, 128, 512];
 const decodeTokens = quick ? 32 : 64;
 const guard = quick ? { tries: 1, quietSeconds: 2 } : { tries: 3, quietSeconds: 45 };
@@ -53,20 +43,13 @@ execFileSync(path.join(root, "tests/node_modules/.bin/wasm-as"), ["--enable-simd
 
 const modules = here("node_modules");
 const modelName = path.basename(model);
-const mounts = {
-  "/": here("site"),
+const options = modelSite({
   "/wasm/": build,
   "/wllama-2/": path.join(modules, "wllama-2/esm"),
   "/wllama-3/": path.join(modules, "@wllama/wllama/esm"),
-  "/models/": path.dirname(model),
-};
-// Every engine asks for the same name, whatever the file is called.
-const onRequest = (request) => {
-  request.url = request.url.replace("/models/model.gguf", `/models/${modelName}`);
-  return false;
-};
+});
 // Without isolation an engine has one thread: that is how the one-thread rows are measured.
-const sites = { 1: await packageSite({ mounts, onRequest, isolated: false }), 2: await packageSite({ mounts, onRequest }) };
+const sites = { 1: await packageSite({ ...options, isolated: false }), 2: await packageSite(options) };
 const label = ({ engine, tier, threads }) => `${engine}${tier === null ? "" : ` ${tier}`}, ${threads} thread${threads === 1 ? "" : "s"}`;
 const began = performance.now();
 const log = (text) => console.log(`[${((performance.now() - began) / 1000).toFixed(0).padStart(4)} s, load ${load1().toFixed(1)}] ${text}`);
@@ -78,16 +61,16 @@ async function makePrompts() {
     const page = await browser.open(`${sites[1].url}/`);
     await page.waitForFunction(() => window.loadEngine !== undefined);
     await page.evaluate((options) => window.loadEngine(options), { name: "qandle", tier: "simd128", threads: 1 });
-    const count = (messages) => page.evaluate((m) => window.count(m), messages);
+    const tokens = (messages) => page.evaluate((m) => window.count(m), messages);
     const prompts = [];
     for (let round = 0; round < rounds; round++) {
       const chats = {};
       for (const [i, length] of lengths.entries()) {
-        const messages = await chatOf(length, round * 5 + i, count);
+        const messages = await chatOf(length, round * 5 + i, tokens);
         chats[length] = { messages, ids: await page.evaluate((m) => window.tokens(m), messages) };
       }
-      chats.warmup = { messages: await chatOf(32, round * 5 + 3, count) };
-      chats.turns = { messages: await chatOf(128, round * 5 + 4, count) };
+      chats.warmup = { messages: await chatOf(32, round * 5 + 3, tokens) };
+      chats.turns = { messages: await chatOf(128, round * 5 + 4, tokens) };
       prompts.push(chats);
     }
     return { prompts, browserVersion: browser.version };

@@ -81,9 +81,13 @@ export function residentBytes(pid, onlyRenderers) {
   return bytes;
 }
 
-export function median(values) {
+/** The value below which the share `q` of all values lies, between two neighbours in proportion. */
+export function quantile(values, q) {
   const sorted = values.filter((value) => Number.isFinite(value)).sort((a, b) => a - b);
   if (sorted.length === 0) return null;
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  const at = q * (sorted.length - 1);
+  const [low, high] = [sorted[Math.floor(at)], sorted[Math.ceil(at)]];
+  return low + (high - low) * (at - Math.floor(at));
 }
+
+export const median = (values) => quantile(values, 0.5);

@@ -4,19 +4,15 @@
 // FOLDER holds kernels_<tier>.js and kernels_<tier>_bg.wasm.
 import { writeFile } from "node:fs/promises";
 import path from "node:path";
-import { fileURLToPath } from "node:url";
 import { openBrowser } from "../browser/harness.mjs";
 import { serve } from "../tools/serve.mjs";
+import { here, value } from "./options.mjs";
 
-const value = (name, otherwise) => {
-  const at = process.argv.indexOf(name);
-  return at < 0 ? otherwise : process.argv[at + 1];
-};
 const folder = path.resolve(process.argv[2]);
 const tiers = value("--tiers", "simd128,relaxed").split(",");
 const only = value("--types", "").split(",").filter(Boolean);
 const ms = Number(value("--ms", 300));
-const site = await serve({ mounts: { "/": fileURLToPath(new URL("site", import.meta.url)), "/kernels/": folder } });
+const site = await serve({ mounts: { "/": here("site"), "/kernels/": folder } });
 const browser = await openBrowser("chromium");
 const rows = [];
 try {

@@ -3,30 +3,16 @@
 //   node load.mjs [--model FILE] [--rounds N] [--threads N] [--browser firefox] [--cache KIND] [--json FILE]
 import { stat, writeFile } from "node:fs/promises";
 import path from "node:path";
-import { fileURLToPath } from "node:url";
 import { openBrowser, packageSite } from "../browser/harness.mjs";
 import { load1, median } from "./guard.mjs";
+import { count, here, model, modelSite, value } from "./options.mjs";
 
-const here = (name) => fileURLToPath(new URL(name, import.meta.url));
-const root = here("../../");
-const value = (name, otherwise) => {
-  const at = process.argv.indexOf(name);
-  return at < 0 ? otherwise : process.argv[at + 1];
-};
-const model = path.resolve(value("--model", path.join(root, "models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")));
-const rounds = Number(value("--rounds", 3));
-const threads = Number(value("--threads", 1));
+const rounds = count("--rounds", 3);
+const threads = count("--threads", 1);
 const browserName = value("--browser", "chromium");
 const { size } = await stat(model);
 
-const site = await packageSite({
-  isolated: threads > 1,
-  mounts: { "/": here("site"), "/wllama-2/": here("node_modules/wllama-2/esm"), "/models/": path.dirname(model) },
-  onRequest: (request) => {
-    request.url = request.url.replace("/models/model.gguf", `/models/${path.basename(model)}`);
-    return false;
-  },
-});
+const site = await packageSite({ isolated: threads > 1, ...modelSite({ "/wllama-2/": here("node_modules/wllama-2/esm") }) });
 
 /** A page that loads; DevTools' copy of every answer, which drivers switch on, is off: users have none. */
 async function visit(browser, options, { ask = true, linger = 0 } = {}) {

@@ -1,8 +1,14 @@
 // The benchmark's table: medians, each of ours beside the better wllama with as many threads, and the share of what the
 // memory allows (tokens per second at which every weight byte is read once per token).
 
-const show = (value, digits = 1) => (value === null || value === undefined ? "-" : value.toFixed(digits));
-const times = (ours, theirs) => (ours === null || theirs === null ? "-" : `${(ours / theirs).toFixed(2)}×`);
+export const show = (value, digits = 1) => (value === null || value === undefined ? "-" : value.toFixed(digits));
+export const times = (ours, theirs) => (ours === null || theirs === null ? "-" : `${(ours / theirs).toFixed(2)}×`);
+
+/** Lines of cells, the first `left` columns aligned to the left. */
+export function printColumns(lines, left) {
+  const widths = lines[0].map((_, i) => Math.max(...lines.map((line) => line[i].length)));
+  for (const line of lines) console.log(line.map((cell, i) => (i < left ? cell.padEnd(widths[i]) : cell.padStart(widths[i]))).join("  "));
+}
 
 export function printTable({ machine, browser, model, rows, readGBps, contexts }) {
   console.log(`\n${model.file} · ${browser} · ${machine.cpu}, ${machine.cores} cores`);
@@ -25,8 +31,7 @@ export function printTable({ machine, browser, model, rows, readGBps, contexts }
       show(row.memoryBytes === null ? null : row.memoryBytes / 1e6, 0), show(row.rssBytes === null ? null : row.rssBytes / 1e6, 0), show(row.foreignCores, 2),
     ];
   });
-  const widths = head.map((title, i) => Math.max(title.length, ...lines.map((line) => line[i].length)));
-  for (const line of [head, ...lines]) console.log(line.map((cell, i) => (i < 2 ? cell.padEnd(widths[i]) : cell.padStart(widths[i]))).join("  "));
+  printColumns([head, ...lines], 2);
   beside("native llama.cpp", rows, rows.filter((row) => row.engine === "llama.cpp-native"));
   for (const row of rows.filter(({ profile }) => profile)) {
     for (const phase of ["decode", "prefill"]) printProfile(`${row.engine} ${row.tier}, ${row.threads} thread${row.threads > 1 ? "s" : ""}, ${phase}`, row.profile[phase]);

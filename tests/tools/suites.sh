@@ -125,7 +125,7 @@ run_bench() {
   need_npm tests/bench
   local options=()
   [ -z "$quick" ] || options+=(--quick)
-  [ -z "$workload" ] || options+=(--workload)
+  [ -z "$rounds" ] || options+=(--rounds "$rounds")
   [ -z "$json" ] || options+=(--json "$json")
   node tests/bench/bench.mjs "${options[@]}"
 }
@@ -135,7 +135,17 @@ run_loads() {
   need_model 0.5b
   build_all "${all_tiers[@]}"
   need_npm tests/bench
-  node tests/bench/load.mjs ${json:+--json "$json"}
+  node tests/bench/load.mjs ${rounds:+--rounds "$rounds"} ${json:+--json "$json"}
+}
+
+run_workload() {
+  need_chromium
+  need_model 0.5b
+  prepare_wasm
+  local tier
+  for tier in relaxed page; do build_wasm "$tier"; done
+  build_package
+  node tests/bench/workload.mjs ${rounds:+--rounds "$rounds"} ${requests:+--requests "$requests"} ${json:+--json "$json"}
 }
 
 run_kernels() {

@@ -10,6 +10,20 @@ let engine;
 
 async function qandle({ tier, threads, contextLength = CONTEXT, fastImage, cache }) {
   const { load } = await import("/pkg/index.js");
+  /** Sends a streamed request: its text, and what its last chunks say. */
+  const send = async (completions, body, onToken) => {
+    const stream = await completions.create({ temperature: 0, stream: true, stream_options: { include_usage: true }, return_tokens: true, ...body });
+    const reply = { text: "", ids: [] };
+    for await (const chunk of stream) {
+      const { token_ids: ids = [], delta } = chunk.choices[0] ?? {};
+      if (ids.length > 0) onToken(ids.length);
+      reply.ids.push(...ids);
+      reply.text += delta?.content ?? "";
+      if (chunk.usage) Object.assign(reply, { promptTokens: chunk.usage.prompt_tokens, cachedTokens: chunk.usage.prompt_tokens_details.cached_tokens });
+      reply.cached = chunk.qandle?.cached ?? reply.cached;
+    }
+    return reply;
+  };
   const loaded = await load(MODEL, { tier, threads, contextLength, ...(fastImage === undefined ? {} : { fastImage }), ...(cache === undefined ? {} : { cache }) });
   let session = 0;
   return {
@@ -21,28 +35,15 @@ async function qandle({ tier, threads, contextLength = CONTEXT, fastImage, cache
     profile: () => loaded.profile(),
     async complete(ids, maxTokens, onToken) {
       session += 1;
-      const stream = await loaded.completions.create({
-        prompt: ids, max_tokens: maxTokens, temperature: 0, stream: true, session_id: `bench-${session}`, cache: "off", return_tokens: true, logit_bias: END_TOKENS,
-      });
-      for await (const chunk of stream) onToken(chunk.choices[0]?.token_ids?.length ?? 0);
+      await send(loaded.completions, { prompt: ids, max_tokens: maxTokens, session_id: `bench-${session}`, cache: "off", logit_bias: END_TOKENS }, onToken);
       await loaded.sessions.delete(`bench-${session}`);
     },
     async chat(messages, { maxTokens, turn }, onToken) {
       if (turn !== 2) session += 1;
-      const stream = await loaded.chat.completions.create({
-        messages, max_tokens: maxTokens, temperature: 0, stream: true, stream_options: { include_usage: true },
-        session_id: `bench-${session}`, cache: "off", return_tokens: true, logit_bias: END_TOKENS,
-      });
-      let text = "";
-      let usage = null;
-      for await (const chunk of stream) {
-        const ids = chunk.choices[0]?.token_ids?.length ?? 0;
-        if (ids > 0) onToken(ids);
-        text += chunk.choices[0]?.delta.content ?? "";
-        usage = chunk.usage ?? usage;
-      }
-      return { text, promptTokens: usage?.prompt_tokens, cachedTokens: usage?.prompt_tokens_details?.cached_tokens };
+      return await send(loaded.chat.completions, { messages, max_tokens: maxTokens, session_id: `bench-${session}`, cache: "off", logit_bias: END_TOKENS }, onToken);
     },
+    request: (body, onToken) => send(loaded.chat.completions, body, onToken),
+    metrics: () => loaded.metrics(),
     close: () => loaded.close(),
   };
 }
@@ -139,6 +140,17 @@ window.chat = async (messages, options) => {
   return { ...reply, tokens: at.length, ttftMs: at[0] - began, decode: at.length > 1 ? (1000 * (at.length - 1)) / decodeMs : null };
 };
 
+/** A chat request as it is: time to the first token and to the end, ms, its ids and its text. */
+window.request = async (body) => {
+  const began = performance.now();
+  let first = null;
+  const reply = await engine.request(body, () => {
+    first ??= performance.now();
+  });
+  const ended = performance.now();
+  return { ...reply, ttftMs: (first ?? ended) - began, totalMs: ended - began };
+};
+
 /** Decode speed after a prompt of token ids, and where the time went, by kernel. */
 window.complete = async (ids, maxTokens) => {
   const at = [];
@@ -158,6 +170,7 @@ window.complete = async (ids, maxTokens) => {
   };
 };
 
+window.metrics = () => engine.metrics();
 window.count = (messages) => engine.count(messages);
 window.tokens = (messages) => engine.tokens(messages);
 window.memoryBytes = () => engine.memory?.() ?? null;
