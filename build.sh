@@ -33,7 +33,7 @@ TXT
 
 build_package() {
   need_npm pkg
-  stamped package "$(hash_of -- pkg/src pkg/package.json pkg/package-lock.json pkg/tsconfig.json pkg/tsconfig.build.json)" pkg/dist/index.js "npm package" npm --prefix pkg run --silent build
+  stamped package "$(hash_of -- pkg/src pkg/scripts pkg/package.json pkg/package-lock.json pkg/tsconfig.json pkg/tsconfig.build.json)" pkg/dist/index.js "npm package" npm --prefix pkg run --silent build
 }
 
 build_page() {
