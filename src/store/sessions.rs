@@ -74,6 +74,14 @@ impl Store {
         Ok(())
     }
 
+    /// Deletes the sessions of all models.
+    pub async fn clear_sessions(&self) -> std::result::Result<(), Refusal> {
+        for table in TABLES {
+            self.db().delete(table, &self.db().keys(table).await?).await?;
+        }
+        Ok(())
+    }
+
     /// The session of a row, as far as its pages are there and right.
     ///
     /// # Errors

@@ -62,6 +62,7 @@ pub(super) async fn answer(request: &Request, abort: &AbortController) -> Result
                 // With the last model goes what was asked of any.
                 if store.manifests().await?.is_empty() {
                     tokens::clear().await?;
+                    store.clear_sessions().await?;
                 }
             }
             Value::Null

@@ -190,3 +190,10 @@ test("a full disk is no fault of a turn", () =>
     const { answers } = await page().run(visit, { path: model, asks: [{ prompt: next([1]), session_id: "new" }, { prompt: next([1, 2]), session_id: "new" }], settle: false });
     assert.deepEqual(answers.map(({ ids }) => ids), [await cold(page(), next([1])), await cold(page(), next([1, 2]))]);
   }));
+
+test("with the last model its sessions go", () =>
+  inPage("chromium", async ({ page }) => {
+    await page().run(visit, { path: model, asks: [{ prompt: first, session_id: "s" }] });
+    await page().run((path) => window.qandle.models.delete(new URL(path, location.href).href), model);
+    for (const store of ["sessions", "pages"]) assert.deepEqual(await page().run(change, { store }), []);
+  }));
