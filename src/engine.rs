@@ -1,6 +1,7 @@
 //! A loaded model with its text side and its sessions: turns request bodies into jobs, steps them, and shapes replies.
 //! Knows nothing of JavaScript; one job runs at a time and is stepped by the caller.
 
+mod ahead;
 mod job;
 mod logits;
 mod text_side;
@@ -62,6 +63,7 @@ pub struct Engine {
     requests: u64,
     slice: usize,
     phrases: Vec<String>,
+    ahead: Option<ahead::Ahead>,
 }
 
 impl Engine {
@@ -96,6 +98,7 @@ impl Engine {
             requests,
             slice,
             phrases,
+            ahead: None,
         })
     }
 
@@ -130,6 +133,7 @@ impl Engine {
     /// Gives most of the weights' memory back, before other ones are read.
     pub fn drop_weights(&mut self) {
         self.model.layers.clear();
+        self.ahead = None;
         self.sessions.clear();
         self.responses.clear();
     }
@@ -298,23 +302,6 @@ impl Engine {
         let inside = pieces_to_text(&rendered).trim_end().ends_with("<think>");
         let thinks = inside || self.text.tokenizer()?.added_tokens().get("<think>").is_some();
         Ok((ids, thinks.then_some(inside)))
-    }
-
-    /// Encodes an answer as the next turn will bring it back, when nobody waits for it.
-    fn foresee(
-        &mut self,
-        messages: &Value,
-        tools: Option<&Value>,
-        kwargs: &Map<String, Value>,
-        answer: &str,
-    ) -> Result<()> {
-        let mut messages = messages.clone();
-        if let Some(list) = messages.as_array_mut().filter(|_| !answer.is_empty()) {
-            list.push(json!({ "role": "assistant", "content": answer }));
-            let rendered = self.text.template()?.render(&messages, tools, Some(false), kwargs)?;
-            self.text.preload_prompt(&rendered)?;
-        }
-        Ok(())
     }
 
     /// Ids of a completion's prompt. Special tokens in it count: completing raw text is how a caller writes a prompt itself.

@@ -69,7 +69,7 @@ impl Session {
     }
 
     /// Tokens that can be kept for `prompt`: all that are the same, but the prompt's last one.
-    fn common_prefix(&self, prompt: &[u32]) -> usize {
+    pub fn common_prefix(&self, prompt: &[u32]) -> usize {
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         common.min(prompt.len().saturating_sub(1)).min(self.cache.len())
     }
@@ -248,6 +248,18 @@ impl Sessions {
     /// A copy to write, which shares its pages.
     pub fn copy(&self, id: &str) -> Option<Session> {
         self.all.get(id).cloned()
+    }
+
+    /// Puts another history in the place of a session that is there; it is not used by that.
+    pub fn replace(&mut self, id: &str, mut session: Session, now: f64) {
+        if let Some(old) = self.all.get(id).filter(|_| !session.tokens.is_empty()) {
+            session.used_at = old.used_at;
+            self.all.insert(id.to_string(), session);
+            if !id.is_empty() {
+                self.unsaved.insert(id.to_string());
+            }
+            self.make_room(id, now);
+        }
     }
 
     /// A copy was written; the session may have changed since.

@@ -18,6 +18,7 @@ mod wire;
 use crate::engine::{Engine, Job, LogitsJob, Outcome};
 use crate::error::{Error, Result};
 use crate::openai::{token_ids, Body};
+use crate::store::browser::sleep;
 use futures_util::lock::Mutex;
 use js_sys::{Float32Array, Function, Reflect, Uint32Array};
 use serde_json::{json, Value};
@@ -56,6 +57,8 @@ struct Inner {
     /// Whether sessions are kept on disk, whether they are being written, and whose turn it is to read or write there.
     keeps_sessions: Cell<bool>,
     saver: Cell<bool>,
+    /// Whether the next turn's beginning is being computed.
+    working_ahead: Cell<bool>,
     disk: Mutex<()>,
     /// Whether token ids are kept between visits.
     keeping: Cell<Keeping>,
@@ -105,6 +108,7 @@ impl QandleWorker {
             imaged: RefCell::new(None),
             keeps_sessions: Cell::new(false),
             saver: Cell::new(false),
+            working_ahead: Cell::new(false),
             disk: Mutex::new(()),
             keeping: Cell::new(Keeping::Off),
             detail: RefCell::new(None),
@@ -187,6 +191,7 @@ impl Inner {
             self.save_leaving().await;
         }
         self.busy.set(false);
+        self.work_ahead();
         self.save_later();
         self.keep_tokens();
     }
@@ -205,6 +210,23 @@ impl Inner {
             }
             "logits" => self.logits(request, &cancelled).await,
             method => self.generate(request, method == "chat", arrived, &cancelled).await,
+        }
+    }
+
+    /// Computes the next turn's beginning until somebody asks something.
+    fn work_ahead(self: &Rc<Self>) {
+        if self.with(|engine| Ok(engine.is_ahead())).unwrap_or(false) && !self.working_ahead.replace(true) {
+            let inner = self.clone();
+            spawn_local(async move {
+                loop {
+                    sleep(0, None).await;
+                    // Where it fails, the turn will say why.
+                    if inner.busy.get() || !inner.with(Engine::work_ahead).unwrap_or(false) {
+                        break;
+                    }
+                }
+                inner.working_ahead.set(false);
+            });
         }
     }
 

@@ -13,6 +13,8 @@ use std::io::Read;
 use std::path::PathBuf;
 use web_time::Instant;
 
+#[path = "engine/ahead.rs"]
+mod ahead;
 #[path = "engine/prefix.rs"]
 mod prefix;
 

@@ -64,6 +64,7 @@ impl Engine {
     pub fn begin(&mut self, body: Body, arrived: Instant, random_seed: u64) -> Result<Job> {
         let queue_ms = ms_since(arrived);
         let begun = Instant::now();
+        self.end_ahead();
         let (prompt, reasoning) = match &body.prompt {
             Prompt::Chat { messages, tools, kwargs } => {
                 self.chat_prompt(messages, tools.as_ref(), true, kwargs)?
@@ -194,15 +195,17 @@ impl Engine {
 
     /// Takes a job's session back, whatever became of it.
     pub fn drop_job(&mut self, job: Job) {
+        let on_its_own = job.body.cache == Cache::Off;
         if let Prompt::Chat { messages, tools, kwargs } = &job.body.prompt {
+            let session = job.session.as_deref().filter(|_| !on_its_own);
             // A template that refuses the answer will say so to who sends it.
-            let _ = self.foresee(messages, tools.as_ref(), kwargs, &job.text.content);
+            let _ = self.foresee(messages, tools.as_ref(), kwargs, &job.text.content, session);
         }
         if let Work::Turn(turn) = job.work {
             self.slice = turn.slice();
             let Some(name) = job.session else { return };
             let mut session = turn.into_session();
-            if job.body.cache != Cache::Off {
+            if !on_its_own {
                 session.offered = session.tokens.len();
             }
             self.sessions.put(&name, session, now_ms());

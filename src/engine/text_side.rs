@@ -78,7 +78,7 @@ impl TextSide {
     }
 
     /// As [`TextSide::preload`], a rendered prompt.
-    pub(super) fn preload_prompt(&mut self, pieces: &[Piece]) -> Result<()> {
+    pub(super) fn preload_prompt(&mut self, pieces: &[Piece]) -> Result<Vec<u32>> {
         let (tokenizer, tokens) = self.cached()?;
         tokenizer.preload_prompt(pieces, tokens)
     }

@@ -221,11 +221,11 @@ impl Tokenizer {
     }
 
     /// Encodes a prompt that is likely to come. It counts as no look-up.
-    pub fn preload_prompt(&self, pieces: &[Piece], cache: &mut TokenCache) -> Result<()> {
+    pub fn preload_prompt(&self, pieces: &[Piece], cache: &mut TokenCache) -> Result<Vec<u32>> {
         let counts = cache.counts;
-        let done = self.encode_prompt_cached(pieces, cache).map(drop);
+        let ids = self.encode_prompt_cached(pieces, cache);
         cache.counts = counts;
-        done
+        ids
     }
 
     /// As [`Tokenizer::preload_prompt`], a text as a part of a prompt and as one of its own.

@@ -33,7 +33,7 @@ impl Inner {
         spawn_local(async move {
             sleep(LATER_MS, None).await;
             loop {
-                if inner.busy.get() {
+                if inner.busy.get() || inner.working_ahead.get() {
                     sleep(LATER_MS, None).await;
                     continue;
                 }
