@@ -48,6 +48,9 @@ pub struct Manifest {
     pub etag: Option<String>,
     /// As [`Manifest::etag`].
     pub last_modified: Option<String>,
+    /// SHA-256 that the host tells of the whole file.
+    #[serde(default)]
+    pub told_sha256: Option<String>,
     /// SHA-256 of each chunk that is there, in hex.
     pub chunks: Vec<Option<String>>,
     /// SHA-256 of the whole file, once it was computed.
@@ -86,6 +89,7 @@ impl Manifest {
             packed_bytes: 0,
             etag: None,
             last_modified: None,
+            told_sha256: None,
             chunks: vec![None; chunk_count(bytes)],
             sha256: None,
             used_at: 0.0,

@@ -198,7 +198,8 @@ impl Reader {
             let bytes = told.bytes.unwrap_or(end);
             if shared.has_room(bytes).await {
                 let row = store.new_manifest(&shared.place, bytes).await.map(|mut row| {
-                    (row.etag, row.last_modified) = (told.etag, told.last_modified);
+                    (row.etag, row.last_modified, row.told_sha256) =
+                        (told.etag, told.last_modified, told.sha256);
                     (row.name, row.packed_bytes) = (name.to_string(), packed_bytes);
                     row
                 });

@@ -44,6 +44,7 @@ impl Told {
             bytes: Some(row.bytes),
             etag: row.etag.clone().filter(|_| same),
             last_modified: row.last_modified.clone().filter(|_| same),
+            sha256: row.told_sha256.clone(),
             ..Self::default()
         }
     }

@@ -18,6 +18,7 @@ const range = /^bytes=(\d+)-(\d*)$/;
  * - `claim`: the file's length as `Content-Range` tells it; `mute`: no answer ever begins
  * - `atOnce`: requests beyond so many at a time are answered by 503, and counted in `refused`
  * - `zeros`: so many bytes at the end of the file are zero
+ * - `linked`: the file's SHA-256, as a hub tells it
  * - `etag`: another one; `noCors`: no CORS headers; `hidden`: CORS, but nothing exposed
  */
 export async function faultServer({ file, plan = {} }) {
@@ -31,7 +32,7 @@ export async function faultServer({ file, plan = {} }) {
     if (!faults.noCors) {
       headers["Access-Control-Allow-Origin"] = "*";
       headers["Cross-Origin-Resource-Policy"] = "cross-origin";
-      if (!faults.hidden) headers["Access-Control-Expose-Headers"] = "Content-Range, ETag, Content-Encoding";
+      if (!faults.hidden) headers["Access-Control-Expose-Headers"] = "Content-Range, ETag, X-Linked-Etag, Content-Encoding";
     }
     if (faults.mute) return;
     open++;
@@ -55,6 +56,7 @@ export async function faultServer({ file, plan = {} }) {
     const last = Math.min(end + (faults.long ?? 0), size - 1);
     self.ranges.push([first, last]);
     Object.assign(headers, { ETag: faults.etag ?? '"one"', "Content-Type": "application/octet-stream" });
+    if (faults.linked) headers["X-Linked-Etag"] = `"${faults.linked}"`;
     if (faults.gzip) headers["Content-Encoding"] = "gzip";
     else if (!faults.noLength) headers["Content-Length"] = last - first + 1;
     if (asked !== null) headers["Content-Range"] = `bytes ${first}-${end}/${faults.claim ?? size}`;
