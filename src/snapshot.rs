@@ -12,8 +12,9 @@ use std::sync::Arc;
 /// Version of rows and of the pages' layout; those of another are as good as absent.
 const VERSION: u32 = 1;
 
-/// Longest history that a row is believed to have.
+/// Longest history that a row is believed to have, and the bytes of its pages.
 const MOST_TOKENS: usize = 1 << 20;
+const MOST_BYTES: u64 = 1 << 40;
 
 /// What is written of a session beside its pages, as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,9 +47,9 @@ pub fn row_of(model: &str, id: &str) -> String {
     format!("{model}/{id}")
 }
 
-/// What the names of a session's pages begin with, and no other session's.
-pub fn pages_of(model: &str, id: &str) -> String {
-    format!("{}/", hex(&Sha256::digest(row_of(model, id))[..12]))
+/// What the names of a session's pages begin with, and no other session's, by the name of its row.
+pub fn pages_of(row: &str) -> String {
+    format!("{}/", hex(&Sha256::digest(row)[..12]))
 }
 
 /// A page that is kept.
@@ -114,7 +115,7 @@ impl Row {
     }
 
     fn key(&self, i: usize, page: &Stored) -> String {
-        format!("{}{i}/{}-{:x}", pages_of(&self.model, &self.id), page.prefix, page.sum)
+        format!("{}{i}/{}-{:x}", pages_of(&row_of(&self.model, &self.id)), page.prefix, page.sum)
     }
 
     /// A row out of its text; `None` where it is none of this version, or damaged.
@@ -122,6 +123,9 @@ impl Row {
         let row: Row = serde_json::from_str(text).ok()?;
         let sound = row.version == VERSION
             && row.tokens.len() <= MOST_TOKENS
+            && row.shape.checked_page_bytes().and_then(|n| n.checked_mul(row.pages.len() as u64))
+                == Some(row.bytes)
+            && row.bytes <= MOST_BYTES
             && row.pages.len() == row.tokens.len().div_ceil(PAGE)
             && row.sum == row.digest();
         sound.then_some(row)
@@ -138,7 +142,7 @@ impl Row {
     }
 
     fn digest(&self) -> u64 {
-        let rest = Self { sum: 0, used_at: 0.0, ..self.clone() };
+        let rest = Self { sum: 0, ..self.clone() };
         Sum::of(rest.text().as_bytes())
     }
 }

@@ -52,11 +52,14 @@ struct Inner {
     asides: RefCell<HashMap<u32, AbortController>>,
     /// Source and generation whose chunks were mended after it was loaded: the weights in memory are not to be trusted.
     stale: RefCell<Option<(String, String)>>,
+    /// Whether these chunks must be verified before they are read.
+    unverified: Cell<bool>,
     /// Source and generation of an image of which some is still in its file.
     imaged: RefCell<Option<(String, String)>>,
-    /// Whether sessions are kept on disk, whether they are being written, and whose turn it is to read or write there.
+    /// Whether sessions are kept on disk, are being written, and were swept there, and whose turn it is to read or write.
     keeps_sessions: Cell<bool>,
     saver: Cell<bool>,
+    swept: Cell<bool>,
     /// Whether the next turn's beginning is being computed.
     working_ahead: Cell<bool>,
     disk: Mutex<()>,
@@ -105,9 +108,11 @@ impl QandleWorker {
             events: EventLoop::new()?,
             asides: RefCell::new(HashMap::new()),
             stale: RefCell::new(None),
+            unverified: Cell::new(false),
             imaged: RefCell::new(None),
             keeps_sessions: Cell::new(false),
             saver: Cell::new(false),
+            swept: Cell::new(false),
             working_ahead: Cell::new(false),
             disk: Mutex::new(()),
             keeping: Cell::new(Keeping::Off),

@@ -55,9 +55,12 @@ const CHECKS: Record<keyof LoadOptions, Check> = {
       Object.entries(value).every(
         ([key, limit]) =>
           LIMITS.includes(key) &&
-          (limit === undefined || (typeof limit === "number" && limit >= 0 && limit < Infinity)),
+          (limit === undefined ||
+            (typeof limit === "number" &&
+              limit >= 0 &&
+              (key === "sessionTtlSeconds" ? limit < Infinity : Number.isSafeInteger(limit)))),
       ),
-    wanted: `an object of numbers, zero or more, with the keys ${LIMITS.join(", ")}`,
+    wanted: `an object of whole numbers, zero or more, with the keys ${LIMITS.join(", ")}`,
   },
   phrases: {
     ok: (value) =>

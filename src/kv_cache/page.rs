@@ -62,6 +62,14 @@ impl KvShape {
             }
     }
 
+    /// As [`KvShape::page_bytes`], of a shape that may be absurd.
+    pub(crate) fn checked_page_bytes(&self) -> Option<u64> {
+        let sane = [self.layers, self.kv_heads, self.head_dim].iter().all(|n| (1..1 << 14).contains(n));
+        // So that a page's bytes fit 32 bits.
+        let values = 2 * self.layers as u64 * self.kv_heads as u64 * self.head_dim as u64;
+        (sane && values < 1 << 22).then(|| self.page_bytes() as u64)
+    }
+
     /// Bytes that `positions` need, in whole pages.
     pub fn bytes(&self, positions: usize) -> u64 {
         positions.div_ceil(PAGE) as u64 * self.page_bytes() as u64

@@ -54,12 +54,12 @@ pub async fn sleep(ms: i32, signal: Option<&AbortSignal>) {
     let _ = JsFuture::from(promise).await;
 }
 
-/// What `work` comes to, or an error after `ms`. The work goes on by itself.
-pub async fn within(
+/// What `work` comes to, or an error after `ms`.
+pub async fn within<T>(
     ms: i32,
-    work: impl Future<Output = Result<JsValue, JsValue>>,
+    work: impl Future<Output = Result<T, JsValue>>,
     otherwise: &str,
-) -> Result<JsValue, JsValue> {
+) -> Result<T, JsValue> {
     // Polled by hand: the work borrows, so it cannot be given to the event loop.
     let late = future_to_promise(async move {
         sleep(ms, None).await;

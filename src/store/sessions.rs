@@ -33,7 +33,8 @@ impl Store {
         before: Option<&Row>,
         pages: Vec<(String, Vec<u8>)>,
     ) -> std::result::Result<bool, Refusal> {
-        let (text, expected, prefix) = (row.text(), before.map(Row::text), pages_of(&row.model, &row.id));
+        let name = row_of(&row.model, &row.id);
+        let (text, expected, prefix) = (row.text(), before.map(Row::text), pages_of(&name));
         let stay: HashSet<String> = row.keys().into_iter().collect();
         let put = pages.into_iter().map(|(key, bytes)| (key, Uint8Array::from(&bytes[..]).into())).collect();
         let change = move |now: Option<String>| {
@@ -53,22 +54,45 @@ impl Store {
             let delete = old.keys().into_iter().filter(|key| !stay.contains(key)).collect();
             Some(Change { text: Some(text), put, delete, delete_all: None })
         };
-        self.db().update_with(TABLES, &row_of(&row.model, &row.id), change).await
+        self.db().update_with(TABLES, &name, change).await
     }
 
     /// Deletes a model's session and its pages.
     pub async fn delete_session(&self, model: &str, id: &str) -> std::result::Result<(), Refusal> {
-        let delete_all = Some(pages_of(model, id));
+        self.delete_row(&row_of(model, id)).await
+    }
+
+    async fn delete_row(&self, name: &str) -> std::result::Result<(), Refusal> {
+        let delete_all = Some(pages_of(name));
         let change = |_| Some(Change { delete_all, ..Change::default() });
-        self.db().update_with(TABLES, &row_of(model, id), change).await.map(drop)
+        self.db().update_with(TABLES, name, change).await.map(drop)
+    }
+
+    /// Deletes rows that nobody can read any more, and pages that no row has.
+    pub async fn sweep_sessions(&self) -> std::result::Result<(), Refusal> {
+        // In this order: a page that is there has its row, or had it.
+        let mut pages = self.db().keys(Table::Pages).await?;
+        for name in self.db().keys(Table::Sessions).await? {
+            let text = self.db().get(Table::Sessions, &name).await?;
+            let row = text.and_then(|text| Row::read(&text.as_string()?));
+            if row.is_none_or(|row| row_of(&row.model, &row.id) != name) {
+                self.delete_row(&name).await?;
+            }
+            let prefix = pages_of(&name);
+            pages.retain(|page| !page.starts_with(&prefix));
+        }
+        if pages.is_empty() {
+            return Ok(());
+        }
+        self.db().delete(Table::Pages, &pages).await
     }
 
     /// Deletes all sessions of a model, damaged ones too.
     pub async fn delete_sessions(&self, model: &str) -> std::result::Result<(), Refusal> {
         let begin = row_of(model, "");
         for key in self.db().keys(Table::Sessions).await? {
-            if let Some(id) = key.strip_prefix(&begin) {
-                self.delete_session(model, id).await?;
+            if key.starts_with(&begin) {
+                self.delete_row(&key).await?;
             }
         }
         Ok(())

@@ -174,6 +174,7 @@ impl Inner {
     pub(super) fn give_up_image(self: &Rc<Self>) {
         let Some((source, generation)) = self.imaged.borrow_mut().take() else { return };
         *self.stale.borrow_mut() = Some((source.clone(), generation.clone()));
+        self.unverified.set(true);
         self.go_on();
         wasm_bindgen_futures::spawn_local(async move {
             let Ok(store) = Store::open(None).await else { return };
@@ -184,10 +185,24 @@ impl Inner {
 
     /// Reads the weights of the loaded model again from the store. What sessions hold came of the damaged ones.
     pub(super) async fn reload(&self, source: &str, generation: &str) {
-        // Where another tab has deleted or replaced the file, the engine goes on as it is.
         let Ok(store) = Store::open(None).await else { return };
-        let row = store.manifest(source).await.ok().flatten();
-        let Some(row) = row.filter(|row| row.generation == generation && row.is_complete()) else { return };
+        let whole = |row: &Manifest| row.generation == generation && row.is_complete();
+        let find = async || store.manifest(source).await.ok().flatten().filter(whole);
+        // Where another tab has deleted or replaced the file, the engine goes on as it is, if it can.
+        let Some(mut row) = find().await else { return self.unload_partial() };
+        if self.unverified.take() {
+            // What damaged the image may have damaged the chunks, which nobody looked at yet.
+            let Ok(abort) = AbortController::new() else { return };
+            if let Ok(found) = verify(&store, &row, &abort, || std::future::ready(())).await {
+                if found.bad > 0 {
+                    self.tell_repaired(&found);
+                }
+            }
+            match find().await {
+                Some(now) => row = now,
+                None => return self.unload_partial(),
+            }
+        }
         let dropped = self.with(|engine| {
             engine.drop_weights();
             Ok(())
@@ -203,6 +218,13 @@ impl Inner {
             })
         });
         if replaced.is_err() && matches!(&*self.state.borrow(), State::Ready(_)) {
+            *self.state.borrow_mut() = State::Empty;
+        }
+    }
+
+    /// A model of which some is in a damaged image cannot answer.
+    fn unload_partial(&self) {
+        if self.with(|engine| Ok(engine.model().embed_tokens.matrix().is_none())).unwrap_or(false) {
             *self.state.borrow_mut() = State::Empty;
         }
     }

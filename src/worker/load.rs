@@ -152,12 +152,12 @@ impl Job<'_> {
             self.report.send("plan", 0, None, 0.0);
             let error: Error = match self.read_with(&mut reader).await {
                 Ok((loaded, sha256)) => {
-                    if reader.finish(sha256, now_ms()).await {
-                        let origin =
-                            if reader.was_partly_stored() { Origin::Chunks } else { Origin::Network };
-                        if let Some(row) = before.or(reader.row()) {
-                            self.inner.later(&row, origin, self.image);
-                        }
+                    let kept = reader.finish(sha256, now_ms()).await;
+                    if let Some(row) = before.or(reader.row()) {
+                        // One that was deleted meanwhile leaves something to sweep.
+                        let chunks = kept && reader.was_partly_stored();
+                        let origin = if chunks { Origin::Chunks } else { Origin::Network };
+                        self.inner.later(&row, origin, kept && self.image);
                     }
                     return Ok(loaded);
                 }

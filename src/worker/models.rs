@@ -59,11 +59,7 @@ pub(super) async fn answer(request: &Request, abort: &AbortController) -> Result
                     store.delete(&row).await?;
                 }
                 store.sweep().await;
-                // With the last model goes what was asked of any.
-                if store.manifests().await?.is_empty() {
-                    tokens::clear().await?;
-                    store.clear_sessions().await?;
-                }
+                forget_with_last(&store).await?;
             }
             Value::Null
         }
@@ -175,7 +171,17 @@ async fn make_room(bytes: f64) -> Result<Vec<String>> {
         store.delete(&row).await?;
         gone.push(row.source);
     }
+    forget_with_last(&store).await?;
     Ok(gone)
+}
+
+/// With the last model goes what was asked of any.
+async fn forget_with_last(store: &Store) -> Result<()> {
+    if store.manifests().await?.is_empty() {
+        tokens::clear().await?;
+        store.clear_sessions().await?;
+    }
+    Ok(())
 }
 
 /// Keeps a file of the page as if it had been downloaded from a place.

@@ -3,14 +3,15 @@
 
 use super::wire::{self, Request};
 use super::Inner;
-use crate::engine::now_ms;
+use crate::engine::{now_ms, Engine};
 use crate::error::{Error, Result};
 use crate::image::Identity;
 use crate::session::{Session, SessionInfo};
 use crate::snapshot::Row;
-use crate::store::browser::sleep;
+use crate::store::browser::{sleep, within};
 use crate::store::Store;
 use serde_json::{json, Value};
+use std::future::Future;
 use std::rc::Rc;
 use wasm_bindgen::JsValue;
 use wasm_bindgen_futures::spawn_local;
@@ -19,6 +20,8 @@ use wasm_bindgen_futures::spawn_local;
 const LATER_MS: i32 = 200;
 /// Bytes of pages that are written at a time.
 const BATCH: u64 = 8 << 20;
+/// What takes longer is given up, ms, and with it all that is kept on this disk: some databases never answer.
+const DISK_MS: i32 = 10_000;
 /// How often a row is read again that another tab writes meanwhile, or room is made.
 const TRIES: usize = 4;
 
@@ -50,29 +53,48 @@ impl Inner {
     /// Writes sessions that left memory before they were written.
     pub(super) async fn save_leaving(&self) {
         let leaving = || self.with(|engine| Ok(engine.sessions().take_leaving())).ok().flatten();
-        let lock = self.disk.lock().await;
         while let Some((id, session)) = leaving() {
             // What cannot be kept is computed again.
-            let _ = self.write(&id, &session).await;
+            let _ = self.on_disk(self.write(&id, &session)).await;
         }
-        drop(lock);
+    }
+
+    /// Reads or writes on the disk, one at a time, as long as it answers.
+    async fn on_disk<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        if !self.keeps_sessions.get() {
+            return Err(Error::invalid_request("this engine keeps no sessions on disk"));
+        }
+        self.alone(work).await
+    }
+
+    async fn alone<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let one = async {
+            let lock = self.disk.lock().await;
+            let result = work.await;
+            drop(lock);
+            Ok(result)
+        };
+        within(DISK_MS, one, "").await.unwrap_or_else(|_| {
+            self.keeps_sessions.set(false);
+            Err(Error::out_of_memory("the browser's database does not answer: no session is kept any more"))
+        })
     }
 
     /// Writes a session that is in memory; one that is not is on disk already, or nowhere.
     async fn save(&self, id: &str) -> Result<()> {
-        let lock = self.disk.lock().await;
-        let Some(session) = self.with(|engine| Ok(engine.sessions().copy(id)))? else { return Ok(()) };
-        self.write(id, &session).await?;
-        self.with(|engine| {
-            engine.sessions().saved(id, &session);
-            Ok(())
-        })?;
-        drop(lock);
-        Ok(())
+        self.on_disk(async {
+            let Some(session) = self.with(|engine| Ok(engine.sessions().copy(id)))? else { return Ok(()) };
+            self.write(id, &session).await?;
+            self.with(|engine| {
+                engine.sessions().saved(id, &session);
+                Ok(())
+            })
+        })
+        .await
     }
 
     async fn write(&self, id: &str, session: &Session) -> Result<()> {
-        let (model, store) = (self.identity().await?, Store::open(None).await?);
+        let (model, store) = (self.identity().await?, self.open_disk().await?);
         let most = (BATCH / session.cache.shape().page_bytes() as u64).max(1) as usize;
         let mut before = store.session(&model, id).await?;
         let mut tries = 0;
@@ -103,6 +125,9 @@ impl Inner {
 
     /// Deletes the least recently used sessions where the disk has more than it may.
     async fn keep_within(&self, store: &Store, model: &str, id: &str) -> Result<()> {
+        if !self.swept.replace(true) {
+            store.sweep_sessions().await?;
+        }
         let most = self.with(|engine| Ok(engine.sessions().limits().disk_bytes))?;
         let mut bytes = 0;
         for row in store.sessions().await? {
@@ -120,13 +145,12 @@ impl Inner {
         let Some(id) = body["session_id"].as_str().filter(|id| !id.is_empty()) else { return };
         let missing = self.with(|engine| Ok(!engine.sessions().has(id, now_ms()))).unwrap_or_default();
         if self.keeps_sessions.get() && missing {
-            let _ = self.restore(id).await;
+            let _ = self.on_disk(self.restore(id)).await;
         }
     }
 
     async fn restore(&self, id: &str) -> Result<()> {
-        let lock = self.disk.lock().await;
-        let store = Store::open(None).await?;
+        let store = self.open_disk().await?;
         let (model, shape) =
             (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache().shape()))?);
         let row = store.session(&model, id).await?.filter(|row| row.fits(&model, id, shape));
@@ -142,10 +166,17 @@ impl Inner {
                 }
             }
         }
-        drop(lock);
         self.with(|engine| {
             engine.sessions().restored(id, session, now_ms());
             Ok(())
+        })
+    }
+
+    /// The store. Where it does not open, it is not tried at every request again.
+    async fn open_disk(&self) -> Result<Store> {
+        Store::open(None).await.map_err(|refusal| {
+            self.keeps_sessions.set(false);
+            refusal.into()
         })
     }
 
@@ -169,7 +200,6 @@ impl Inner {
 
     /// Answers the `sessions.*` requests.
     pub(super) fn answer_about_sessions(self: &Rc<Self>, request: Request) {
-        // What is deleted is gone from memory at once, even if nothing on disk answers.
         let inner = self.clone();
         spawn_local(async move {
             let result = inner.about_sessions(&request).await;
@@ -184,7 +214,6 @@ impl Inner {
             let word = params[key].as_str().map(str::to_string);
             word.ok_or_else(|| Error::invalid_request(format!("{key} must be a string")))
         };
-        let kept = self.keeps_sessions.get();
         match request.method.as_str() {
             "sessions.list" => Ok(wire::to_js(&self.all_sessions().await?)),
             "sessions.get" => {
@@ -199,9 +228,6 @@ impl Inner {
             }
             "sessions.save" => {
                 let id = string("id")?;
-                if !kept {
-                    return Err(Error::invalid_request("this engine keeps no sessions on disk"));
-                }
                 if !self.all_sessions().await?.iter().any(|info| info.id == id) {
                     return Err(Error::invalid_request(format!("session \"{id}\" does not exist")));
                 }
@@ -210,40 +236,59 @@ impl Inner {
             }
             "sessions.delete" => {
                 let id = string("id")?;
-                self.with(|engine| {
-                    engine.sessions().delete(&id);
-                    Ok(())
-                })?;
-                if kept {
-                    let lock = self.disk.lock().await;
-                    Store::open(None).await?.delete_session(&self.identity().await?, &id).await?;
-                    drop(lock);
-                }
-                Ok(JsValue::NULL)
+                self.forget(|engine| engine.sessions().delete(&id), async {
+                    let (store, model) = (self.open_disk().await?, self.identity().await?);
+                    store.delete_session(&model, &id).await.map_err(Error::from)
+                })
+                .await
             }
             "sessions.clear" => {
-                self.with(|engine| {
-                    engine.sessions().clear();
-                    Ok(())
-                })?;
-                if kept {
-                    let lock = self.disk.lock().await;
-                    Store::open(None).await?.delete_sessions(&self.identity().await?).await?;
-                    drop(lock);
-                }
-                Ok(JsValue::NULL)
+                self.forget(|engine| engine.sessions().clear(), async {
+                    let (store, model) = (self.open_disk().await?, self.identity().await?);
+                    store.delete_sessions(&model).await.map_err(Error::from)
+                })
+                .await
             }
             other => Err(Error::invalid_request(format!("{other} is not available in this version"))),
+        }
+    }
+
+    /// Forgets in memory at once, and again when nobody reads the disk: what was being read then comes to memory meanwhile.
+    async fn forget(
+        &self,
+        memory: impl Fn(&mut Engine),
+        disk: impl Future<Output = Result<()>>,
+    ) -> Result<JsValue> {
+        let in_memory = || {
+            self.with(|engine| {
+                memory(engine);
+                Ok(())
+            })
+        };
+        in_memory()?;
+        let kept = self.keeps_sessions.get();
+        let both = async {
+            in_memory()?;
+            disk.await
+        };
+        match self.alone(both).await {
+            // Where none is kept, an earlier visit may have left some; if that cannot be known, there are none.
+            Err(_) if !kept => Ok(JsValue::NULL),
+            result => result.map(|()| JsValue::NULL),
         }
     }
 
     /// Sessions of memory and disk, the last used first.
     async fn all_sessions(&self) -> Result<Vec<SessionInfo>> {
         let mut rows = Vec::new();
-        if let (true, Ok(store)) = (self.keeps_sessions.get(), Store::open(None).await) {
-            let model = self.identity().await?;
-            rows = store.sessions().await?;
-            rows.retain(|row| row.model == model);
+        if self.keeps_sessions.get() {
+            let read = async {
+                let model = self.identity().await?;
+                let rows = self.open_disk().await?.sessions().await?;
+                Ok(rows.into_iter().filter(|row| row.model == model).collect())
+            };
+            // Where the disk gives none, those in memory are all.
+            rows = self.on_disk(read).await.unwrap_or_default();
         }
         let (mut all, unsaved) =
             self.with(|engine| Ok((engine.sessions().list(now_ms()), engine.sessions().unsaved())))?;
