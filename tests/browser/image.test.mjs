@@ -4,7 +4,7 @@ import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { faultServer } from "../tools/fault_server.mjs";
 import { browsers, full, model05, openBrowser, packagePage, packageSite } from "./harness.mjs";
-import { attempt } from "./stored.mjs";
+import { attempt, damageChunk } from "./stored.mjs";
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
 
@@ -113,7 +113,8 @@ for (const name of browsers) {
       assert.deepEqual([first.source, first.again, first.kept], ["network", first.answers, true]);
       const [right] = [first.answers];
 
-      // All of it: known before the first question.
+      // All of it, and a chunk that nobody has looked at since: known before the first question.
+      await page.run(damageChunk, { chunk: 12, at: 1_000_000 });
       await page.run(damageImage, { table, from: 0, to: bytes });
       const all = await page.run(visit, { path, prompts: [high, low], image: false });
       assert.deepEqual(all, { source: "image", answers: [right[1], right[0]], again: [right[1], right[0]], kept: false });

@@ -197,3 +197,22 @@ test("with the last model its sessions go", () =>
     await page().run((path) => window.qandle.models.delete(new URL(path, location.href).href), model);
     for (const store of ["sessions", "pages"]) assert.deepEqual(await page().run(change, { store }), []);
   }));
+
+test("a session that is deleted while it comes back from the disk stays deleted", () =>
+  inPage("chromium", async ({ page, renewed }) => {
+    const { answers } = await page().run(visit, { path: model, asks: [{ prompt: first, session_id: "s" }] });
+    await renewed();
+    const prompt = next(answers[0].ids);
+    const found = await page().run(async ({ path, prompt }) => {
+      const engine = await window.qandle.load(new URL(path, location.href).href, { threads: 1 });
+      const asked = engine.completions.create({ prompt, session_id: "s", max_tokens: 6, temperature: 0, return_tokens: true });
+      await engine.sessions.delete("s");
+      const ids = Array.from((await asked).choices[0].token_ids);
+      await new Promise((resolve) => setTimeout(resolve, 600));
+      const list = await engine.sessions.list();
+      await engine.close();
+      return { ids, list };
+    }, { path: model, prompt });
+    assert.deepEqual(found, { ids: await cold(page(), prompt), list: [] });
+    assert.deepEqual(await page().run(change, { store: "pages" }), []);
+  }));
