@@ -161,13 +161,12 @@ impl Engine {
 
     /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
     pub fn info(&self) -> Value {
-        let quantization = self.text.file_type_name().unwrap_or(self.plan.quantization);
         json!({
             "model": {
                 "name": self.name,
                 "architecture": "qwen2",
                 "parameters": self.plan.parameters(),
-                "quantization": quantization,
+                "quantization": self.plan.quantization,
                 "contextLength": self.plan.config.max_position_embeddings,
                 "vocabSize": self.plan.config.vocab_size,
                 "bytes": self.plan.tensor_bytes,

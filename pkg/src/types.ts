@@ -20,7 +20,7 @@ export type ModelSource =
   | Blob
   | Blob[]
   | {
-      /** One URL, or the shards of one model in order. */
+      /** One URL, or the shards of one model in any order. */
       url: string | string[];
       /** Hash of the whole file, 64 hexadecimal digits; other bytes are refused with `integrity`. */
       sha256?: string;

@@ -20,7 +20,6 @@ pub struct TextSide {
     pub(super) never: Vec<Range<u32>>,
     pub(super) longest_token: usize,
     pub(super) name: Option<String>,
-    pub(super) file_type: Option<u64>,
     /// The file's header less the tokenizer's arrays.
     pub(super) header: Vec<u8>,
     /// What header and weights are known by, once it was computed.
@@ -118,11 +117,6 @@ impl TextSide {
         Self::new(metadata, plan, tokenizer)
     }
 
-    /// The usual name of the file's `general.file_type`.
-    pub(super) fn file_type_name(&self) -> Option<&'static str> {
-        self.file_type.and_then(file_type_name)
-    }
-
     /// The header for [`TextSide::restore`].
     pub fn stored_header(&self) -> &[u8] {
         &self.header
@@ -172,7 +166,6 @@ impl TextSide {
             never,
             longest_token,
             name,
-            file_type: metadata.u64("general.file_type"),
             header: write_header(metadata, &plan.packed_tensors()),
             identity: None,
         })
@@ -200,29 +193,4 @@ fn holes(tokenizer: &Tokenizer) -> Vec<Range<u32>> {
         }
     }
     ranges
-}
-
-/// The usual name of GGUF's `general.file_type`.
-fn file_type_name(file_type: u64) -> Option<&'static str> {
-    Some(match file_type {
-        0 => "F32",
-        1 => "F16",
-        2 => "Q4_0",
-        3 => "Q4_1",
-        7 => "Q8_0",
-        8 => "Q5_0",
-        9 => "Q5_1",
-        10 => "Q2_K",
-        11 => "Q3_K_S",
-        12 => "Q3_K_M",
-        13 => "Q3_K_L",
-        14 => "Q4_K_S",
-        15 => "Q4_K_M",
-        16 => "Q5_K_S",
-        17 => "Q5_K_M",
-        18 => "Q6_K",
-        25 => "IQ4_NL",
-        32 => "BF16",
-        _ => return None,
-    })
 }

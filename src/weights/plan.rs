@@ -113,7 +113,9 @@ impl Plan {
         let embedding =
             find(TOKEN_EMBD).ok_or_else(|| Error::bad_model(format!("tensor {TOKEN_EMBD} is missing")))?;
         let config = config::from_gguf(metadata, dims(embedding).0, find(OUTPUT).is_none())?;
-        Plan::new(config, files, Names::Gguf, Quantize::None)
+        let plan = Plan::new(config, files, Names::Gguf, Quantize::None)?;
+        let told = metadata.u64("general.file_type").and_then(file_type_name);
+        Ok(Plan { quantization: told.unwrap_or(plan.quantization), ..plan })
     }
 
     /// The plan of one or several safetensors files.
@@ -243,6 +245,31 @@ fn packed_bytes(tensors: &[Placed]) -> Result<u64> {
         )));
     }
     Ok(bytes)
+}
+
+/// The usual name of GGUF's `general.file_type`.
+fn file_type_name(file_type: u64) -> Option<&'static str> {
+    Some(match file_type {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K",
+        11 => "Q3_K_S",
+        12 => "Q3_K_M",
+        13 => "Q3_K_L",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        25 => "IQ4_NL",
+        32 => "BF16",
+        _ => return None,
+    })
 }
 
 /// Name of the type that most bytes of the layers' matrices have.

@@ -57,6 +57,8 @@ async function start({ find, keep }: Choice, { isAsked = true } = {}): Promise<v
       contextLength: contextLength === DEFAULT_CONTEXT ? undefined : contextLength,
       tier,
       threads,
+      // The page does not open an earlier chat again, so nothing of one is to stay on the disk.
+      limits: { diskBytes: 0 },
       onProgress: showProgress,
       onNotice: showNotice,
     });

@@ -59,6 +59,8 @@ export function bindStart(kept: string | undefined, onLoad: (choice: Choice) => 
     const choice = read();
     if (choice !== null) onLoad(choice);
   });
+  // Before somebody listens a click would be lost.
+  byId("load", HTMLButtonElement).disabled = false;
   return read;
 }
 
