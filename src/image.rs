@@ -98,15 +98,16 @@ pub struct Identity {
     tensors: Vec<TensorInfo>,
     sums: Vec<u64>,
     next: usize,
+    at: usize,
 }
 
 impl Identity {
     /// Of an engine whose model came from no image.
     pub fn new(engine: &Engine) -> Self {
-        Self { tensors: engine.plan().packed_tensors(), sums: Vec::new(), next: 0 }
+        Self { tensors: engine.plan().packed_tensors(), sums: Vec::new(), next: 0, at: 0 }
     }
 
-    /// Looks at the next tensor; at last the identity.
+    /// Looks at the next [`STEP`] bytes at most; at last the identity.
     ///
     /// # Errors
     /// `bad_model` where the engine has another model by now.
@@ -114,8 +115,14 @@ impl Identity {
         let Some(info) = self.tensors.get(self.next) else {
             return Ok(Some(identity(engine.text_side().stored_header(), &self.sums)));
         };
-        self.sums.extend(stored_tensor(engine, info)?.chunks(BLOCK).map(Sum::of));
-        self.next += 1;
+        let bytes = stored_tensor(engine, info)?;
+        let piece = &bytes[self.at..bytes.len().min(self.at + STEP)];
+        self.sums.extend(piece.chunks(BLOCK).map(Sum::of));
+        self.at += piece.len();
+        if self.at == bytes.len() {
+            self.next += 1;
+            self.at = 0;
+        }
         Ok(None)
     }
 }

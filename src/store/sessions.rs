@@ -20,6 +20,12 @@ impl Store {
         Ok(rows)
     }
 
+    /// Whether any model has a session of this name.
+    pub async fn has_session(&self, id: &str) -> std::result::Result<bool, Refusal> {
+        let end = row_of("", id);
+        Ok(self.db().keys(Table::Sessions).await?.iter().any(|name| name.ends_with(&end)))
+    }
+
     /// The row of a model's session.
     pub async fn session(&self, model: &str, id: &str) -> std::result::Result<Option<Row>, Refusal> {
         let text = self.db().get(Table::Sessions, &row_of(model, id)).await?;

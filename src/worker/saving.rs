@@ -41,7 +41,8 @@ impl Inner {
                     continue;
                 }
                 let Some(id) = unsaved(&inner).pop() else { break };
-                if inner.save(&id).await.is_err() {
+                // Before the disk is held: the first time it takes a while, in which somebody may ask something.
+                if inner.identity_in_idle_time().await.is_err() || inner.save(&id).await.is_err() {
                     // It stays unsaved, and is tried again after the next request.
                     break;
                 }
@@ -151,6 +152,9 @@ impl Inner {
 
     async fn restore(&self, id: &str) -> Result<()> {
         let store = self.open_disk().await?;
+        if !store.has_session(id).await? {
+            return Ok(());
+        }
         let (model, shape) =
             (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache().shape()))?);
         let row = store.session(&model, id).await?.filter(|row| row.fits(&model, id, shape));
@@ -182,19 +186,34 @@ impl Inner {
 
     /// What the loaded weights are known by.
     async fn identity(&self) -> Result<String> {
-        if let Some(known) = self.with(|engine| Ok(engine.text_side().identity().map(str::to_string)))? {
-            return Ok(known);
-        }
-        let mut identity = self.with(|engine| Ok(Identity::new(engine)))?;
+        self.identity_when(async || {}).await
+    }
+
+    /// As [`Inner::identity`], but stands back while somebody asks something.
+    async fn identity_in_idle_time(&self) -> Result<String> {
+        let idle = async || {
+            while self.busy.get() || self.working_ahead.get() {
+                sleep(LATER_MS, None).await;
+            }
+        };
+        self.identity_when(idle).await
+    }
+
+    /// Sums the weights in steps, each when `may` comes back, unless that was done.
+    async fn identity_when(&self, may: impl AsyncFn()) -> Result<String> {
+        let mut identity = None;
         loop {
-            if let Some(known) = self.with(|engine| identity.step(engine))? {
-                self.with(|engine| {
-                    engine.text_side_mut().set_identity(known.clone());
-                    Ok(())
-                })?;
+            if let Some(known) = self.with(|engine| Ok(engine.text_side().identity().map(str::to_string)))? {
                 return Ok(known);
             }
+            self.with(|engine| {
+                if let Some(known) = identity.get_or_insert_with(|| Identity::new(engine)).step(engine)? {
+                    engine.text_side_mut().set_identity(known);
+                }
+                Ok(())
+            })?;
             sleep(0, None).await;
+            may().await;
         }
     }
 
@@ -237,8 +256,11 @@ impl Inner {
             "sessions.delete" => {
                 let id = string("id")?;
                 self.forget(|engine| engine.sessions().delete(&id), async {
-                    let (store, model) = (self.open_disk().await?, self.identity().await?);
-                    store.delete_session(&model, &id).await.map_err(Error::from)
+                    let store = self.open_disk().await?;
+                    if !store.has_session(&id).await? {
+                        return Ok(());
+                    }
+                    store.delete_session(&self.identity().await?, &id).await.map_err(Error::from)
                 })
                 .await
             }
@@ -283,9 +305,12 @@ impl Inner {
         let mut rows = Vec::new();
         if self.keeps_sessions.get() {
             let read = async {
-                let model = self.identity().await?;
-                let rows = self.open_disk().await?.sessions().await?;
-                Ok(rows.into_iter().filter(|row| row.model == model).collect())
+                let mut rows = self.open_disk().await?.sessions().await?;
+                if !rows.is_empty() {
+                    let model = self.identity().await?;
+                    rows.retain(|row| row.model == model);
+                }
+                Ok(rows)
             };
             // Where the disk gives none, those in memory are all.
             rows = self.on_disk(read).await.unwrap_or_default();
