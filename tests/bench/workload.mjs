@@ -112,7 +112,7 @@ printColumns(
 console.log("");
 for (const [name, { hits, misses, entries, bytes, ...more }] of Object.entries(on.caches)) {
   const rate = hits + misses === 0 ? "not asked" : `${((100 * hits) / (hits + misses)).toFixed(1)} % hits (${hits} of ${hits + misses})`;
-  const rest = Object.entries(more).map(([key, x]) => `, ${key} ${x}`);
+  const rest = Object.entries(more).filter(([, x]) => typeof x === "number").map(([key, x]) => `, ${key} ${Number(x.toFixed(3))}`);
   console.log(`${name} cache: ${rate}, ${entries} entries, ${(bytes / 1e6).toFixed(2)} MB${rest.join("")}`);
 }
 
