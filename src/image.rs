@@ -57,13 +57,46 @@ pub trait Source {
 
 /// Writes an image in steps, while the model answers in between.
 pub struct Writer {
-    tensors: Vec<TensorInfo>,
+    walk: Walk,
     places: Places,
     head: Vec<u8>,
+}
+
+/// A way through all tensors of a model, which sums their blocks.
+struct Walk {
+    tensors: Vec<TensorInfo>,
     sums: Vec<u64>,
-    /// The tensor that is being written, and how far.
+    /// The next tensor, and how much of it was passed.
     next: usize,
     at: usize,
+}
+
+impl Walk {
+    fn new(tensors: Vec<TensorInfo>) -> Self {
+        Self { tensors, sums: Vec::new(), next: 0, at: 0 }
+    }
+
+    /// Gives the next piece of at most [`STEP`] bytes to `take`, with its tensor's number and its place there; `false`: there
+    /// is none.
+    fn step(
+        &mut self,
+        engine: &Engine,
+        take: impl FnOnce(usize, usize, &[u8]) -> Result<()>,
+    ) -> Result<bool> {
+        let Some(info) = self.tensors.get(self.next) else { return Ok(false) };
+        let bytes = tensor(engine.model(), &info.name)
+            .filter(|bytes| stored_bytes(info).is_ok_and(|n| n == bytes.len()))
+            .ok_or_else(|| Error::bad_model(format!("tensor {} is not the plan's", info.name)))?;
+        let piece = &bytes[self.at..bytes.len().min(self.at + STEP)];
+        take(self.next, self.at, piece)?;
+        self.sums.extend(piece.chunks(BLOCK).map(Sum::of));
+        self.at += piece.len();
+        if self.at == bytes.len() {
+            self.next += 1;
+            self.at = 0;
+        }
+        Ok(true)
+    }
 }
 
 /// Reads an image in steps.
@@ -94,17 +127,12 @@ struct Later<S> {
 }
 
 /// What a model is known by beside what is computed with it: header and all weights, whatever they were read from.
-pub struct Identity {
-    tensors: Vec<TensorInfo>,
-    sums: Vec<u64>,
-    next: usize,
-    at: usize,
-}
+pub struct Identity(Walk);
 
 impl Identity {
     /// Of an engine whose model came from no image.
     pub fn new(engine: &Engine) -> Self {
-        Self { tensors: engine.plan().packed_tensors(), sums: Vec::new(), next: 0, at: 0 }
+        Self(Walk::new(engine.plan().packed_tensors()))
     }
 
     /// Looks at the next [`STEP`] bytes at most; at last the identity.
@@ -112,18 +140,8 @@ impl Identity {
     /// # Errors
     /// `bad_model` where the engine has another model by now.
     pub fn step(&mut self, engine: &Engine) -> Result<Option<String>> {
-        let Some(info) = self.tensors.get(self.next) else {
-            return Ok(Some(identity(engine.text_side().stored_header(), &self.sums)));
-        };
-        let bytes = stored_tensor(engine, info)?;
-        let piece = &bytes[self.at..bytes.len().min(self.at + STEP)];
-        self.sums.extend(piece.chunks(BLOCK).map(Sum::of));
-        self.at += piece.len();
-        if self.at == bytes.len() {
-            self.next += 1;
-            self.at = 0;
-        }
-        Ok(None)
+        let more = self.0.step(engine, |_, _, _| Ok(()))?;
+        Ok((!more).then(|| identity(engine.text_side().stored_header(), &self.0.sums)))
     }
 }
 
@@ -160,7 +178,7 @@ impl Writer {
         head.resize(64, 0);
         head.extend(header);
         head.extend(vocabulary);
-        Ok(Self { tensors, places, head, sums: Vec::new(), next: 0, at: 0 })
+        Ok(Self { walk: Walk::new(tensors), places, head })
     }
 
     /// Bytes of the whole image.
@@ -173,24 +191,15 @@ impl Writer {
     /// # Errors
     /// What the sink gives; `bad_model` where the engine has another model by now.
     pub fn step(&mut self, engine: &Engine, sink: &mut impl Sink) -> Result<bool> {
-        let Some(info) = self.tensors.get(self.next) else {
-            let sums = self.sums.iter().flat_map(|sum| sum.to_le_bytes());
-            self.head.extend(sums);
-            let sum = Sum::of(&self.head[64..]);
-            self.head[32..40].copy_from_slice(&sum.to_le_bytes());
-            sink.put(0, &self.head)?;
-            return Ok(true);
-        };
-        let bytes = stored_tensor(engine, info)?;
-        let piece = &bytes[self.at..bytes.len().min(self.at + STEP)];
-        sink.put(self.places.starts[self.next] + self.at as u64, piece)?;
-        self.sums.extend(piece.chunks(BLOCK).map(Sum::of));
-        self.at += piece.len();
-        if self.at == bytes.len() {
-            self.next += 1;
-            self.at = 0;
+        let starts = &self.places.starts;
+        if self.walk.step(engine, |i, at, piece| sink.put(starts[i] + at as u64, piece))? {
+            return Ok(false);
         }
-        Ok(false)
+        self.head.extend(self.walk.sums.iter().flat_map(|sum| sum.to_le_bytes()));
+        let sum = Sum::of(&self.head[64..]);
+        self.head[32..40].copy_from_slice(&sum.to_le_bytes());
+        sink.put(0, &self.head)?;
+        Ok(true)
     }
 }
 
@@ -380,13 +389,6 @@ fn stored_type(info: &TensorInfo) -> DType {
 fn stored_bytes(info: &TensorInfo) -> Result<usize> {
     let (rows, cols) = dims(info);
     PackedMatrix::packed_bytes(stored_type(info), rows, cols)
-}
-
-/// The bytes of a tensor as they are stored.
-fn stored_tensor<'a>(engine: &'a Engine, info: &TensorInfo) -> Result<Cow<'a, [u8]>> {
-    tensor(engine.model(), &info.name)
-        .filter(|bytes| stored_bytes(info).is_ok_and(|n| n == bytes.len()))
-        .ok_or_else(|| Error::bad_model(format!("tensor {} is not the plan's", info.name)))
 }
 
 /// The bytes of a tensor by its name in a GGUF file.

@@ -2,7 +2,7 @@
 // prefilled from nothing) and with caches on (a session for each conversation, kept answers), each in a fresh browser.
 // Says what the caches save, and whether the answers are the same token for token.
 //   node workload.mjs [--model FILE] [--requests N] [--rounds N] [--threads N] [--browser firefox] [--json FILE]
-// workload.json is given with the project's design, where its rules stand in "note"; it is not made by a script.
+// The requests are tests/fixtures/text/workload.json, given with the project's design; its rules stand in "note".
 import { readFile, writeFile } from "node:fs/promises";
 import os from "node:os";
 import path from "node:path";
@@ -11,7 +11,7 @@ import { load1, processTree, quantile, sample } from "./guard.mjs";
 import { count, here, model, modelSite, value } from "./options.mjs";
 import { printColumns, show } from "./table.mjs";
 
-const workload = JSON.parse(await readFile(here("workload.json"), "utf8"));
+const workload = JSON.parse(await readFile(here("../fixtures/text/workload.json"), "utf8"));
 const requests = workload.requests.slice(0, count("--requests", workload.requests.length));
 const rounds = count("--rounds", 1);
 const threads = count("--threads", 1);
