@@ -36,7 +36,7 @@ checked() {
 native_lint() { native_cargo_run clippy --quiet --locked --profile checked --all-targets -- -D warnings; }
 wasm_lint() { wasm_cargo_run "$1" clippy --quiet --locked --release --lib "${@:2}" -- -D warnings; }
 
-native_tests() { native_cargo_run test --locked --profile checked; }
+native_tests() { native_cargo_run test --locked --profile checked ${full:+-- --include-ignored}; }
 
 # Test files marked with wasm_bindgen_test, and the library's own unit tests when some are marked.
 wasm_targets() {
