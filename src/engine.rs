@@ -13,11 +13,11 @@ pub use text_side::TextSide;
 
 use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
-use crate::generation::first_slice;
 use crate::kv_cache::KvKind;
 use crate::metrics::{RequestRecord, Window};
 use crate::model::Model;
 use crate::response_cache::ResponseCache;
+use crate::schedule::Schedule;
 use crate::session::{Limits, Sessions};
 use crate::template::pieces_to_text;
 use crate::tokenizer::{Special, Tokenizer};
@@ -48,6 +48,8 @@ pub struct Options {
     pub limits: Limits,
     /// Texts that are encoded beforehand.
     pub phrases: Vec<String>,
+    /// Whether tokens are guessed from the text so far and verified together; default true. The answer is the same.
+    pub speculation: Option<bool>,
 }
 
 /// A model that is ready to answer.
@@ -61,7 +63,8 @@ pub struct Engine {
     responses: ResponseCache,
     window: Window,
     requests: u64,
-    slice: usize,
+    schedule: Schedule,
+    speculation: bool,
     phrases: Vec<String>,
     ahead: Option<ahead::Ahead>,
 }
@@ -76,6 +79,7 @@ impl Engine {
         options: Options,
     ) -> Result<Self> {
         let phrases = options.phrases.clone();
+        let speculation = options.speculation.unwrap_or(true);
         check_phrases(&phrases)?;
         text.preload(&phrases)?;
         model.kv = options.kv;
@@ -83,7 +87,7 @@ impl Engine {
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
         let responses = ResponseCache::new(options.limits.response_bytes, RESPONSE_TTL_MS);
         let sessions = Sessions::new(options.limits);
-        let slice = first_slice(&model);
+        let schedule = Schedule::new(&model);
         let window = Window::default();
         let requests = 0;
         Ok(Self {
@@ -96,7 +100,8 @@ impl Engine {
             responses,
             window,
             requests,
-            slice,
+            schedule,
+            speculation,
             phrases,
             ahead: None,
         })

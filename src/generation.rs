@@ -1,25 +1,16 @@
-//! One turn: prefill in slices, then token after token, as a state machine that its caller steps. A step returns after
-//! a bounded time (a layer at a time if need be), so the worker can answer messages in between.
+//! One turn: what is left of its prompt to compute, then token after token. It computes nothing by itself: the
+//! schedule takes tokens from it and brings logits.
 
 use crate::error::{Error, Result};
-use crate::kernels::parallel::team;
 use crate::metrics::ms_since;
-use crate::model::{Advance, Model, Pass, Want};
+use crate::model::Model;
 use crate::sampler::{Sampler, SamplingParams};
 use crate::session::Session;
+use crate::speculation::{Costs, Drafter};
 use crate::stream::{Parts, ReasoningSplitter, StopMatcher};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use std::ops::Range;
 use web_time::Instant;
-
-/// A step gives control back after this long, ms.
-const STEP_MS: f64 = 40.0;
-/// One layer of a slice should not take longer than this, ms; the slice adapts to it. A slow machine stays below 100.
-const LAYER_MS: f64 = 80.0;
-/// Tokens that a slice has at least and at most: whole tiles of the matrix kernels.
-const SLICE: Range<usize> = 8..128;
-/// Operations of a layer in an engine's first slice, before its speed is known: 100 ms at a speed of 16 GOP/s.
-const FIRST_LAYER_OPS: u64 = 1_600_000_000;
 
 /// What a turn is to do.
 #[derive(Debug, Clone)]
@@ -36,8 +27,10 @@ pub struct TurnRequest {
     pub random_seed: u64,
     /// Ids that are never sampled: holes of the vocabulary.
     pub never: Vec<Range<u32>>,
-    /// Tokens of the first slice: what an earlier turn came to ([`Turn::slice`]), or [`first_slice`].
-    pub slice: usize,
+    /// Whether the turn may take over what other turns have computed, and they what it has.
+    pub shares: bool,
+    /// Whether the next tokens may be guessed and verified together.
+    pub speculates: bool,
 }
 
 impl TurnRequest {
@@ -66,19 +59,6 @@ impl TurnRequest {
     }
 }
 
-/// The slice for [`LAYER_MS`] a layer where one of `tokens` tokens takes `ms`.
-pub fn slice_for(tokens: usize, ms: f64) -> usize {
-    let fits = (tokens as f64 * LAYER_MS / ms.max(1e-3)) as usize / SLICE.start * SLICE.start;
-    fits.clamp(SLICE.start, SLICE.end)
-}
-
-/// A first slice that no machine of the last ten years works on for long.
-pub fn first_slice(model: &Model) -> usize {
-    let a_token = 2 * model.parameters() / model.config.num_hidden_layers.max(1) as u64;
-    let fits = FIRST_LAYER_OPS / a_token.max(1);
-    (fits as usize / SLICE.start * SLICE.start).clamp(SLICE.start, SLICE.end)
-}
-
 /// Why a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
@@ -101,11 +81,9 @@ impl Finish {
     }
 }
 
-/// What a step came to.
+/// What a token came to.
 #[derive(Debug)]
 pub enum Step {
-    /// Nothing to show yet.
-    Busy,
     /// New text (either part may be empty) and the tokens since the last delta.
     Delta(Parts, Vec<u32>),
     /// The end, with the last text.
@@ -127,17 +105,23 @@ pub struct Progress {
     pub decode_ms: f64,
     /// Time in the text decoder, ms.
     pub detokenize_ms: f64,
+    /// Tokens that were guessed.
+    pub drafted_tokens: usize,
+    /// Guesses that were right.
+    pub accepted_tokens: usize,
 }
 
 /// A turn under way. It owns its session until [`Turn::into_session`].
 pub struct Turn {
+    /// What other turns may know it by.
+    pub(crate) id: u64,
     request: TurnRequest,
     session: Session,
     sampler: Sampler,
     text: TextOut,
-    pass: Option<(Pass, Vec<u32>)>,
-    slice: usize,
+    /// The prompt and the tokens sampled so far; all but the last few of them are in the session.
     history: Vec<u32>,
+    drafter: Option<Drafter>,
     progress: Progress,
     begun: Instant,
     first_token: Option<Instant>,
@@ -192,6 +176,7 @@ fn join(all: &mut Parts, more: Parts) {
 impl Turn {
     /// Starts a turn on a request that passed [`TurnRequest::check`]: cuts the session to what it shares with the prompt.
     pub fn new(
+        id: u64,
         model: &Model,
         tokenizer: Option<&Tokenizer>,
         mut session: Session,
@@ -201,6 +186,7 @@ impl Turn {
         let reused_tokens = session.keep_common_prefix(&request.prompt);
         let n_tokens = tokenizer.map_or(model.config.vocab_size, Tokenizer::len);
         Self {
+            id,
             sampler: Sampler::new(request.params.clone(), n_tokens, &request.never, request.random_seed),
             text: TextOut {
                 decoder: tokenizer.map(|t| t.decoder(false)),
@@ -208,19 +194,13 @@ impl Turn {
                 splitter: request.reasoning.map(ReasoningSplitter::new),
             },
             history: request.prompt.clone(),
+            drafter: request.speculates.then(|| Drafter::new(&request.prompt)),
             progress: Progress { prompt_tokens: request.prompt.len(), reused_tokens, ..Default::default() },
             session,
-            slice: request.slice,
             request,
-            pass: None,
             begun: Instant::now(),
             first_token: None,
         }
-    }
-
-    /// Tokens of a slice that suit this machine, as far as is known.
-    pub fn slice(&self) -> usize {
-        self.slice
     }
 
     /// Counts and times so far.
@@ -228,63 +208,86 @@ impl Turn {
         self.progress
     }
 
+    /// Its tokens are those whose KV is committed.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// As [`Turn::session`], for the passes that fill its cache.
+    pub(crate) fn session_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
     /// Gives the session back; its tokens are those whose KV is committed.
     pub fn into_session(self) -> Session {
         self.session
     }
 
-    /// Works for about [`STEP_MS`] or until there is something to show.
-    pub fn step(&mut self, model: &Model, tokenizer: Option<&Tokenizer>) -> Result<Step> {
-        let result = team(|| self.step_inner(model, tokenizer));
-        if matches!(result, Err(Error::Numeric(_))) {
-            // What made the logits senseless may stand in the cache as well.
-            self.session.truncate(0);
-        }
-        result
+    /// Tokens whose KV is not there yet, in order: the rest of the prompt, or the token that was sampled last.
+    pub(crate) fn waiting(&self) -> &[u32] {
+        &self.history[self.session.tokens.len()..]
     }
 
-    fn step_inner(&mut self, model: &Model, tokenizer: Option<&Tokenizer>) -> Result<Step> {
-        let begun = Instant::now();
-        loop {
-            if let Some(mut logits) = self.advance(model)? {
-                return self.token(tokenizer, &mut logits);
-            }
-            if ms_since(begun) >= STEP_MS {
-                return Ok(Step::Busy);
-            }
-        }
+    /// What may follow the history, and what a guess of each length costs and brings is weighed by `costs`.
+    pub(crate) fn draft(&self, costs: &Costs) -> Vec<u32> {
+        let left = self.request.params.max_tokens.unwrap_or(usize::MAX) - self.progress.completion_tokens;
+        let room = self.request.context_length - self.history.len();
+        let most = left.min(room).saturating_sub(1);
+        self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.draft(&self.history, most, costs))
     }
 
-    /// One layer; the logits when the last position of the prompt, or a sampled token, is through.
-    fn advance(&mut self, model: &Model) -> Result<Option<Vec<f32>>> {
-        let (mut pass, slice) = match self.pass.take() {
-            Some(under_way) => under_way,
-            None => {
-                let from = self.session.tokens.len();
-                let to = self.history.len().min(from + self.slice);
-                let slice = self.history[from..to].to_vec();
-                let want = if to == self.history.len() { Want::Last } else { Want::Nothing };
-                (model.start(&slice, &mut self.session.cache, want)?, slice)
-            }
-        };
-        let begun = Instant::now();
-        match model.advance(&mut pass, &mut self.session.cache)? {
-            Advance::Layer => {
-                self.adapt(slice.len(), ms_since(begun));
-                self.pass = Some((pass, slice));
-                Ok(None)
-            }
-            Advance::Done(logits) => {
-                self.session.tokens.extend_from_slice(&slice);
-                Ok(logits)
-            }
+    /// Takes over the beginning that `other` has computed of this turn's prompt, where that is more than its own.
+    pub(crate) fn take_over(&mut self, other: &Turn) {
+        if !(self.request.shares && other.request.shares) {
+            return;
+        }
+        let had = self.session.tokens.len();
+        let len = other.session.common_prefix(&self.request.prompt);
+        if len > had {
+            self.session.adopt(&other.session, len);
+            self.progress.reused_tokens += len - had;
         }
     }
 
-    /// Moves the next slice's length towards [`LAYER_MS`] a layer.
-    fn adapt(&mut self, tokens: usize, ms: f64) {
-        if tokens >= SLICE.start && ms > 0.0 {
-            self.slice = slice_for(tokens, ms).min(2 * tokens);
+    /// Takes the logits that came of a pass over `tokens`, rows of V: those that wait, and what was guessed to follow them.
+    /// Every guess that was right settles a token more.
+    ///
+    /// # Errors
+    /// `numeric`; nothing of the session is to be trusted then.
+    pub(crate) fn computed(
+        &mut self,
+        tokens: &[u32],
+        logits: &mut [f32],
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Vec<Step>> {
+        let (known, guesses) = tokens.split_at(self.waiting().len().min(tokens.len()));
+        self.session.tokens.extend_from_slice(known);
+        let mut steps = Vec::new();
+        if !logits.is_empty() {
+            let vocab = logits.len() / (guesses.len() + 1);
+            let followed_by = guesses.iter().map(Some).chain([None]);
+            for (row, guess) in logits.chunks_exact_mut(vocab).zip(followed_by) {
+                let step = self.token(tokenizer, row)?;
+                let ended = matches!(step, Step::Finished(..));
+                steps.push(step);
+                match guess {
+                    Some(guess) if !ended && self.history.last() == Some(guess) => {
+                        self.session.tokens.push(*guess)
+                    }
+                    _ => break,
+                }
+            }
+            self.book_guesses(guesses, steps.len() - 1);
+        }
+        self.session.cache.truncate(self.session.tokens.len());
+        Ok(steps)
+    }
+
+    fn book_guesses(&mut self, guesses: &[u32], right: usize) {
+        self.progress.drafted_tokens += guesses.len();
+        self.progress.accepted_tokens += right;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(&self.history, guesses, right);
         }
     }
 
@@ -316,7 +319,6 @@ impl Turn {
 
     /// Ends the turn early: the text that was held back.
     pub fn abort(&mut self) -> Parts {
-        self.pass = None;
         self.text.finish()
     }
 }

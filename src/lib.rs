@@ -1,7 +1,7 @@
 //! Qandle: Qwen2-family language models on the visitor's own CPU, inside the browser.
 //!
 //! Bytes become weights ([`gguf`], [`safetensors`], [`weights`]), weights a model ([`model`]), a model with a [`kv_cache`] a generation
-//! ([`generation`]), and [`worker`] carries it over messages to the page. A module uses only what stands before it here,
+//! ([`generation`], [`schedule`]), and [`worker`] carries it over messages to the page. A module uses only what stands before it here,
 //! but for the attention kernel, which reads the pages of [`kv_cache`].
 //! Only `worker`, `store` and `page` know that JavaScript exists; all the rest builds and is tested natively.
 
@@ -56,7 +56,13 @@ pub mod session;
 pub mod snapshot;
 
 #[cfg(feature = "engine")]
+pub mod speculation;
+
+#[cfg(feature = "engine")]
 pub mod generation;
+
+#[cfg(feature = "engine")]
+pub mod schedule;
 
 #[cfg(feature = "engine")]
 pub mod response_cache;

@@ -5,21 +5,21 @@
 //! return to the event loop in between.
 
 mod embedding;
+mod pass;
 
 pub use embedding::{Blocks, Embedding, MaybeSend};
+pub use pass::{Advance, Pass, Span, Want};
 
 use crate::config::{head_dim, kv_shape, Config};
 use crate::error::{Error, Result};
-use crate::kernels::parallel::team;
 use crate::kernels::{
     activation, attention, matmul, norm, rope::Rope, Activations, Job, Needs, PackedMatrix,
 };
 use crate::kv_cache::{KvCache, KvKind, PAGE};
-use crate::metrics::{book_pass, ms_since, timed};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Shape, Tensor};
+use crate::metrics::timed;
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Shape, Tensor};
 use std::cell::RefCell;
 use std::sync::Arc;
-use web_time::Instant;
 
 /// One or more matrices that read the same input, with their biases; outputs lie side by side.
 pub struct Linear {
@@ -145,42 +145,67 @@ impl CustomOp2 for Project<'_> {
     }
 }
 
-/// RoPE, the write of keys and values, and attention, for one layer and the T positions after the cache's end.
-struct Attend<'a> {
+/// RoPE, the write of keys and values, and attention, for one layer and the positions after each cache's end.
+struct Attend<'a, 'c> {
     attention: &'a Attention,
     layer: usize,
     rope: &'a Rope,
-    cache: RefCell<&'a mut KvCache>,
+    sequences: RefCell<Sequences<'a, 'c>>,
 }
 
-impl CustomOp1 for Attend<'_> {
+/// The sequences of a pass: their rows stand one after another.
+struct Sequences<'a, 'c> {
+    spans: &'a [(usize, Want)],
+    caches: &'a mut [&'c mut KvCache],
+}
+
+impl CustomOp1 for Attend<'_, '_> {
     fn name(&self) -> &'static str {
         "attention"
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         let (t, width) = layout.shape().dims2()?;
-        let cache = &mut **self.cache.borrow_mut();
+        let Sequences { spans, caches } = &mut *self.sequences.borrow_mut();
+        let mut qkv = contiguous(storage, layout)?.to_vec(); // (T, (H + 2·Hkv)·D)
+        let q_width = self.attention.num_heads * caches[0].shape().head_dim;
+        let mut out = vec![0.0; t * q_width];
+        let mut at = 0;
+        for ((tokens, _), cache) in spans.iter().zip(caches.iter_mut()) {
+            let rows = at..at + tokens;
+            at += tokens;
+            self.sequence(
+                &mut qkv[rows.start * width..rows.end * width],
+                width,
+                cache,
+                &mut out[rows.start * q_width..rows.end * q_width],
+            )?;
+        }
+        Ok((CpuStorage::F32(out), (t, q_width).into()))
+    }
+}
+
+impl Attend<'_, '_> {
+    /// One sequence's rows `qkv` (T, (H + 2·Hkv)·D); `out` is (T, H·D).
+    fn sequence(&self, qkv: &mut [f32], width: usize, cache: &mut KvCache, out: &mut [f32]) -> Result<()> {
         let shape = cache.shape();
         let heads = self.attention.num_heads;
         let (q_width, kv_width) = (heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-        let start = cache.len();
-        let mut qkv = contiguous(storage, layout)?.to_vec(); // (T, (H + 2·Hkv)·D)
+        let (start, t) = (cache.len(), qkv.len() / width);
         timed("rope_and_kv", 0, 6 * (t * (q_width + kv_width)) as u64, || {
-            self.rope.apply(&mut qkv, width, heads + shape.kv_heads, start);
+            self.rope.apply(qkv, width, heads + shape.kv_heads, start);
             for (i, row) in qkv.chunks_exact(width).enumerate() {
                 let (k, v) = row[q_width..].split_at(kv_width);
                 cache.write(self.layer, i, k, v)?;
             }
             Ok::<(), Error>(())
         })?;
-        let mut out = vec![0.0; t * q_width];
         let bytes = ((start + t) * shape.page_bytes() / (PAGE * shape.layers)) as u64;
         let seen: u64 = (start + 1..=start + t).map(|positions| positions as u64).sum();
         timed("attention", bytes, 4 * seen * q_width as u64, || {
-            attention::Attention { heads, layer: self.layer, start }.run(&qkv, width, cache, &mut out)
+            attention::Attention { heads, layer: self.layer, start }.run(qkv, width, cache, out)
         });
-        Ok((CpuStorage::F32(out), (t, q_width).into()))
+        Ok(())
     }
 }
 
@@ -209,10 +234,10 @@ impl Attention {
         norm: &RmsNorm,
         layer: usize,
         rope: &Rope,
-        cache: &mut KvCache,
+        sequences: Sequences,
     ) -> candle_core::Result<Tensor> {
         let qkv = self.qkv_proj.forward(xs, Input::Normed(norm))?; // (T, (H + 2·Hkv)·D)
-        let attend = Attend { attention: self, layer, rope, cache: RefCell::new(cache) };
+        let attend = Attend { attention: self, layer, rope, sequences: RefCell::new(sequences) };
         let ys = qkv.apply_op1_no_bwd(&attend)?; // (T, H·D)
         self.o_proj.forward_add(&ys, Input::Plain, xs)
     }
@@ -252,38 +277,11 @@ impl Layer {
         xs: &Tensor,
         layer: usize,
         rope: &Rope,
-        cache: &mut KvCache,
+        sequences: Sequences,
     ) -> candle_core::Result<Tensor> {
-        let xs = self.self_attn.forward(xs, &self.input_layernorm, layer, rope, cache)?;
+        let xs = self.self_attn.forward(xs, &self.input_layernorm, layer, rope, sequences)?;
         self.mlp.forward(&xs, &self.post_attention_layernorm)
     }
-}
-
-/// Which logits a pass gives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
-    /// None: the pass only fills the cache.
-    Nothing,
-    /// The last position's, (1, V).
-    Last,
-    /// All positions', (T, V).
-    All,
-}
-
-/// A forward pass under way.
-pub struct Pass {
-    xs: Tensor, // (T, C)
-    tokens: usize,
-    layer: usize,
-    want: Want,
-}
-
-/// What [`Model::advance`] came to.
-pub enum Advance {
-    /// Layers are left.
-    Layer,
-    /// The cache is filled and committed; logits as wanted, row by row.
-    Done(Option<Vec<f32>>),
 }
 
 /// A loaded Qwen2.
@@ -332,74 +330,6 @@ impl Model {
         let head = if self.config.tie_word_embeddings { 0 } else { size(&self.lm_head) };
         let (rows, cols) = self.embed_tokens.dims();
         layers + head + rows as u64 * cols as u64
-    }
-
-    /// Starts a pass of `tokens` at the end of `cache` and makes room for them.
-    ///
-    /// # Errors
-    /// `invalid_request` when `tokens` is empty or an id is not below `vocab_size`; `out_of_memory`; `integrity` where rows of
-    /// the embedding are still in a file and damaged there.
-    pub fn start(&self, tokens: &[u32], cache: &mut KvCache, want: Want) -> Result<Pass> {
-        let (vocab, width) = (self.config.vocab_size, self.config.hidden_size);
-        if tokens.is_empty() {
-            return Err(Error::invalid_request("no tokens; at least one is needed"));
-        }
-        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            return Err(Error::invalid_request(format!(
-                "token id {id} is not below the vocabulary size {vocab}"
-            )));
-        }
-        cache.reserve(tokens.len())?;
-        let mut xs = vec![0.0; tokens.len() * width];
-        timed("embedding", 0, 0, || {
-            let rows = xs.chunks_exact_mut(width);
-            tokens.iter().zip(rows).try_for_each(|(id, row)| self.embed_tokens.row(*id as usize, row))
-        })?;
-        let xs = Tensor::from_vec(xs, (tokens.len(), width), &Device::Cpu)?; // (T, C)
-        Ok(Pass { xs, tokens: tokens.len(), layer: 0, want })
-    }
-
-    /// Runs the next layer; after the last one the head too, and commits the cache.
-    pub fn advance(&self, pass: &mut Pass, cache: &mut KvCache) -> Result<Advance> {
-        team(|| self.advance_by_team(pass, cache))
-    }
-
-    fn advance_by_team(&self, pass: &mut Pass, cache: &mut KvCache) -> Result<Advance> {
-        let begun = Instant::now();
-        if let Some(layer) = self.layers.get(pass.layer) {
-            pass.xs = layer.forward(&pass.xs, pass.layer, &self.rope, cache)?; // (T, C)
-            pass.layer += 1;
-        }
-        let done = pass.layer >= self.layers.len();
-        let logits = match (done, pass.want) {
-            (false, _) | (true, Want::Nothing) => None,
-            (true, Want::Last) => Some(self.head(&pass.xs.narrow(0, pass.tokens - 1, 1)?)?),
-            (true, Want::All) => Some(self.head(&pass.xs)?),
-        };
-        if done {
-            cache.commit(pass.tokens);
-        }
-        book_pass(if done { pass.tokens } else { 0 }, ms_since(begun));
-        Ok(if done { Advance::Done(logits) } else { Advance::Layer })
-    }
-
-    /// A whole pass at once: the wanted logits of `tokens` after what `cache` holds.
-    pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, want: Want) -> Result<Vec<f32>> {
-        let mut pass = self.start(tokens, cache, want)?;
-        loop {
-            if let Advance::Done(logits) = self.advance(&mut pass, cache)? {
-                return Ok(logits.unwrap_or_default());
-            }
-        }
-    }
-
-    fn head(&self, xs: &Tensor) -> Result<Vec<f32>> {
-        let logits = self.lm_head.forward(xs, Input::Normed(&self.norm))?; // (T, V)
-        let (storage, layout) = logits.storage_and_layout();
-        match &*storage {
-            candle_core::Storage::Cpu(cpu) => Ok(contiguous(cpu, layout)?.to_vec()),
-            _ => Err(Error::numeric("logits are not in CPU memory")),
-        }
     }
 
     /// Checked once after loading: RoPE needs whole halves.

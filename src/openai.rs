@@ -317,6 +317,10 @@ pub fn usage(p: &Progress) -> Value {
         "completion_tokens": p.completion_tokens,
         "total_tokens": p.prompt_tokens + p.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": p.reused_tokens },
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": p.accepted_tokens,
+            "rejected_prediction_tokens": p.drafted_tokens - p.accepted_tokens,
+        },
     })
 }
 

@@ -24,6 +24,8 @@ pub struct Limits {
     pub response_bytes: usize,
     /// Most prompt tokens of one request; default: what the context holds.
     pub max_input_tokens: Option<usize>,
+    /// Requests that are computed together at most, the others wait; default 8.
+    pub max_batch_size: usize,
 }
 
 impl Default for Limits {
@@ -35,6 +37,7 @@ impl Default for Limits {
             disk_bytes: 1 << 30,
             response_bytes: 16 << 20,
             max_input_tokens: None,
+            max_batch_size: 8,
         }
     }
 }
@@ -74,6 +77,14 @@ impl Session {
         common.min(prompt.len().saturating_sub(1)).min(self.cache.len())
     }
 
+    /// Replaces what this session holds by the first `len` tokens of `other`; their pages are shared until one side writes.
+    pub fn adopt(&mut self, other: &Session, len: usize) {
+        self.tokens = other.tokens[..len].to_vec();
+        self.cache = other.cache.fork();
+        self.cache.truncate(len);
+        self.offered = len;
+    }
+
     /// Forgets everything from token `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
@@ -106,7 +117,8 @@ pub struct SessionInfo {
 #[derive(Debug, Default)]
 pub struct Sessions {
     all: HashMap<String, Session>,
-    taken: HashSet<String>,
+    /// How many turns have each name's session; of those without a name there may be several.
+    taken: HashMap<String, usize>,
     limits: Limits,
     /// Those that changed since they were written to disk.
     unsaved: HashSet<String>,
@@ -125,11 +137,16 @@ impl Sessions {
         &self.limits
     }
 
-    /// Takes a session out for a turn, `None` where there is none yet; the turn's must be given back with [`Sessions::put`].
+    /// Takes a session out for a turn, `None` where there is none or another turn has it; the turn's must be given back with
+    /// [`Sessions::put`].
     pub fn take(&mut self, id: &str, now: f64) -> Option<Session> {
         self.expire(now);
-        self.taken.insert(id.to_string());
-        self.all.remove(id)
+        *self.taken.entry(id.to_string()).or_default() += 1;
+        let leaving = |leaving: &mut Vec<(String, Session)>| {
+            let at = leaving.iter().position(|(name, _)| name == id)?;
+            Some(leaving.swap_remove(at).1)
+        };
+        self.all.remove(id).or_else(|| self.leaving.as_mut().and_then(leaving))
     }
 
     /// Replaces what `session` holds by the longest beginning of `prompt` that any session offers, where that is longer than
@@ -138,25 +155,24 @@ impl Sessions {
         let offers = self.all.values().map(|other| (other.common_prefix(prompt).min(other.offered), other));
         let best = offers.max_by(|a, b| a.0.cmp(&b.0).then(a.1.used_at.total_cmp(&b.1.used_at)));
         if let Some((len, other)) = best.filter(|(len, _)| *len > session.common_prefix(prompt)) {
-            session.tokens = other.tokens[..len].to_vec();
-            session.cache = other.cache.fork();
-            session.cache.truncate(len);
-            session.offered = len;
+            session.adopt(other, len);
         }
     }
 
     /// Gives back what a turn took out, unless it was deleted or replaced meanwhile, or holds nothing.
     pub fn put(&mut self, id: &str, session: Session, now: f64) {
-        if session.tokens.is_empty() {
+        let Some(turns) = self.taken.get_mut(id) else { return };
+        *turns -= 1;
+        if *turns == 0 {
             self.taken.remove(id);
-        } else if self.taken.contains(id) {
+        }
+        if !session.tokens.is_empty() {
             self.insert(id, session, now);
         }
     }
 
     /// Sets a session and evicts others where a bound is passed.
     fn insert(&mut self, id: &str, mut session: Session, now: f64) {
-        self.taken.remove(id);
         session.used_at = now;
         self.all.insert(id.to_string(), session);
         if !id.is_empty() {
@@ -192,7 +208,7 @@ impl Sessions {
             return Err(Error::invalid_request("the fork needs a name"));
         }
         self.expire(now);
-        if self.taken.contains(id) {
+        if self.taken.contains_key(id) {
             return Err(Error::invalid_request(format!(
                 "session \"{id}\" is in use by a request; fork it when that has ended"
             )));
@@ -202,6 +218,7 @@ impl Sessions {
             .get(id)
             .ok_or_else(|| Error::invalid_request(format!("session \"{id}\" does not exist")))?;
         let fork = Session { created_at: now, ..source.clone() };
+        self.taken.remove(name);
         self.insert(name, fork, now);
         self.get(name, now).ok_or_else(|| Error::invalid_request("no room for another session"))
     }
@@ -234,10 +251,11 @@ impl Sessions {
         self.leaving.get_or_insert_default();
     }
 
-    /// Whether memory has a session, or a turn has it.
+    /// Whether memory has a session, though it be about to leave, or a turn has it.
     pub fn has(&mut self, id: &str, now: f64) -> bool {
         self.expire(now);
-        self.taken.contains(id) || self.all.contains_key(id)
+        let leaving = self.leaving.iter().flatten().any(|(name, _)| name == id);
+        leaving || self.taken.contains_key(id) || self.all.contains_key(id)
     }
 
     /// Names of the sessions in memory that changed since they were written.
@@ -267,6 +285,11 @@ impl Sessions {
         if self.all.get(id).is_some_and(|session| session.tokens == copy.tokens) {
             self.unsaved.remove(id);
         }
+    }
+
+    /// How many sessions left before they were written.
+    pub fn leaving(&self) -> usize {
+        self.leaving.as_ref().map_or(0, Vec::len)
     }
 
     /// The next session that left before it was written.

@@ -1,5 +1,5 @@
-//! The worker's exports: messages in, messages out. Requests that touch the model wait in one queue and run first come
-//! first served, in steps between which the event loop turns; questions about state are answered at once.
+//! The worker's exports: messages in, messages out. Requests that touch the model wait in one queue; questions about state
+//! are answered at once.
 //!
 //! `{type:"request", id, method, params}` gets `{type:"event", id, event}`s and then exactly one
 //! `{type:"done", id, result}` or `{type:"error", id, error}`; `{type:"cancel", id}` ends it early.
@@ -10,17 +10,19 @@ mod files;
 mod load;
 mod models;
 mod progress;
+mod queue;
 mod reading;
 mod saving;
 mod tokens;
 mod wire;
 
-use crate::engine::{Engine, Job, LogitsJob, Outcome};
+use crate::engine::{Engine, LogitsJob};
 use crate::error::{Error, Result};
-use crate::openai::{token_ids, Body};
+use crate::openai::token_ids;
 use crate::store::browser::sleep;
 use futures_util::lock::Mutex;
 use js_sys::{Float32Array, Function, Reflect, Uint32Array};
+use queue::{Queued, Running};
 use serde_json::{json, Value};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -29,7 +31,6 @@ use tokens::Keeping;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 use web_sys::AbortController;
-use web_time::Instant;
 use wire::{EventLoop, Request};
 
 // Exports `initThreadPool`, which the shell awaits before the first request.
@@ -45,7 +46,7 @@ struct Inner {
     threads: Cell<usize>,
     state: RefCell<State>,
     queue: RefCell<VecDeque<Queued>>,
-    running: RefCell<Option<Running>>,
+    running: RefCell<HashMap<u32, Running>>,
     busy: Cell<bool>,
     events: EventLoop,
     /// What ends the requests that run beside the queue.
@@ -60,6 +61,8 @@ struct Inner {
     keeps_sessions: Cell<bool>,
     saver: Cell<bool>,
     swept: Cell<bool>,
+    /// Whether sessions that left memory are being written.
+    leaving: Cell<bool>,
     /// Whether the next turn's beginning is being computed.
     working_ahead: Cell<bool>,
     disk: Mutex<()>,
@@ -73,18 +76,6 @@ enum State {
     Empty,
     Ready(Box<Engine>),
     Closed,
-}
-
-struct Queued {
-    request: Request,
-    arrived: Instant,
-}
-
-/// The request that is worked on; `cancelled` is looked at between steps.
-struct Running {
-    id: u32,
-    cancelled: Rc<Cell<bool>>,
-    abort: AbortController,
 }
 
 #[wasm_bindgen]
@@ -103,7 +94,7 @@ impl QandleWorker {
             threads: Cell::new(threads),
             state: RefCell::new(State::Empty),
             queue: RefCell::new(VecDeque::new()),
-            running: RefCell::new(None),
+            running: RefCell::new(HashMap::new()),
             busy: Cell::new(false),
             events: EventLoop::new()?,
             asides: RefCell::new(HashMap::new()),
@@ -113,6 +104,7 @@ impl QandleWorker {
             keeps_sessions: Cell::new(false),
             saver: Cell::new(false),
             swept: Cell::new(false),
+            leaving: Cell::new(false),
             working_ahead: Cell::new(false),
             disk: Mutex::new(()),
             keeping: Cell::new(Keeping::Off),
@@ -142,10 +134,7 @@ impl QandleWorker {
 impl Inner {
     fn accept(self: &Rc<Self>, request: Request) {
         match request.method.as_str() {
-            "load" | "chat" | "completion" | "logits" => {
-                self.queue.borrow_mut().push_back(Queued { request, arrived: Instant::now() });
-                self.go_on();
-            }
+            "load" | "chat" | "completion" | "logits" => self.enqueue(request),
             method if method.starts_with("models.") => self.answer_about_models(request),
             method if method.starts_with("sessions.") => self.answer_about_sessions(request),
             _ => {
@@ -153,68 +142,6 @@ impl Inner {
                 self.settle(request.id, result);
                 self.keep_tokens();
             }
-        }
-    }
-
-    /// Works on the queue, if nobody does.
-    fn go_on(self: &Rc<Self>) {
-        if !self.busy.replace(true) {
-            spawn_local(self.clone().drive());
-        }
-    }
-
-    fn cancel(&self, id: u32) {
-        if let Some(running) = self.running.borrow().as_ref().filter(|r| r.id == id) {
-            running.cancelled.set(true);
-            running.abort.abort();
-            return;
-        }
-        if let Some(abort) = self.asides.borrow().get(&id) {
-            abort.abort();
-            return;
-        }
-        let waiting = self.queue.borrow().iter().position(|q| q.request.id == id);
-        if let Some(at) = waiting {
-            self.queue.borrow_mut().remove(at);
-            self.settle(id, Err(Error::aborted("the request was cancelled while it waited")));
-        }
-    }
-
-    async fn drive(self: Rc<Self>) {
-        loop {
-            let stale = self.stale.borrow_mut().take();
-            if let Some((source, generation)) = stale {
-                self.reload(&source, &generation).await;
-            }
-            let Some(Queued { request, arrived }) = self.queue.borrow_mut().pop_front() else { break };
-            let result = self.run(&request, arrived).await;
-            self.running.borrow_mut().take();
-            if matches!(result, Err(Error::Integrity(_))) {
-                self.give_up_image();
-            }
-            self.settle(request.id, result);
-            self.save_leaving().await;
-        }
-        self.busy.set(false);
-        self.work_ahead();
-        self.save_later();
-        self.keep_tokens();
-    }
-
-    async fn run(self: &Rc<Self>, request: &Request, arrived: Instant) -> Result<JsValue> {
-        let cancelled = Rc::new(Cell::new(false));
-        let abort = AbortController::new().map_err(|_| Error::network("AbortController is missing"))?;
-        *self.running.borrow_mut() =
-            Some(Running { id: request.id, cancelled: cancelled.clone(), abort: abort.clone() });
-        match request.method.as_str() {
-            "load" => {
-                let loaded = self.load(request, &abort).await?;
-                let keeps = request.json()?["options"]["cache"] != "none";
-                self.keeping.set(if keeps { Keeping::Ready } else { Keeping::Off });
-                Ok(loaded)
-            }
-            "logits" => self.logits(request, &cancelled).await,
-            method => self.generate(request, method == "chat", arrived, &cancelled).await,
         }
     }
 
@@ -239,9 +166,7 @@ impl Inner {
     fn answer(&self, request: &Request) -> Result<JsValue> {
         if request.method == "close" {
             *self.state.borrow_mut() = State::Closed;
-            if let Some(running) = self.running.borrow().as_ref() {
-                running.abort.abort();
-            }
+            self.running.borrow().values().for_each(|running| running.abort.abort());
             self.asides.borrow().values().for_each(AbortController::abort);
             return Ok(JsValue::NULL);
         }
@@ -277,49 +202,6 @@ impl Inner {
             }
             other => Err(Error::invalid_request(format!("{other} is not available in this version"))),
         })
-    }
-
-    async fn generate(
-        &self,
-        request: &Request,
-        chat: bool,
-        arrived: Instant,
-        cancelled: &Cell<bool>,
-    ) -> Result<JsValue> {
-        let mut body = request.json()?["body"].clone();
-        if let (Some(ids), Some(body)) = (request.prompt_ids(), body.as_object_mut()) {
-            body.insert("prompt".to_string(), ids.into());
-        }
-        self.restore_session(&body).await;
-        let mut job = self.with(|engine| {
-            let parse = if chat { Body::chat } else { Body::completion };
-            engine.begin(parse(&body, engine.n_tokens())?, arrived, wire::random_u64())
-        })?;
-        let result = self.run_job(request.id, &mut job, cancelled).await;
-        // A closed engine has no place for the session any more.
-        let _ = self.with(|engine| {
-            engine.drop_job(job);
-            Ok(())
-        });
-        result
-    }
-
-    async fn run_job(&self, id: u32, job: &mut Job, cancelled: &Cell<bool>) -> Result<JsValue> {
-        loop {
-            self.events.turn().await;
-            let stop = cancelled.get();
-            if stop && !(job.is_stream() && job.has_begun()) {
-                return Err(Error::aborted("the request was cancelled"));
-            }
-            let Outcome { chunks, done } =
-                self.with(|engine| if stop { Ok(engine.abort(job)) } else { engine.step(job) })?;
-            for chunk in &chunks {
-                self.event(id, &json!({ "type": "chunk", "chunk": chunk }));
-            }
-            if let Some(reply) = done {
-                return Ok(wire::to_js(&reply));
-            }
-        }
     }
 
     async fn logits(&self, request: &Request, cancelled: &Cell<bool>) -> Result<JsValue> {

@@ -15,6 +15,8 @@ use web_time::Instant;
 
 #[path = "engine/ahead.rs"]
 mod ahead;
+#[path = "engine/batch.rs"]
+mod batch;
 #[path = "engine/prefix.rs"]
 mod prefix;
 

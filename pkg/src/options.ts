@@ -27,6 +27,7 @@ const LIMITS = [
   "responseBytes",
   "diskBytes",
   "maxInputTokens",
+  "maxBatchSize",
 ];
 
 const CHECKS: Record<keyof LoadOptions, Check> = {
@@ -70,6 +71,7 @@ const CHECKS: Record<keyof LoadOptions, Check> = {
       value.reduce((sum, phrase) => sum + phrase.length, 0) <= MAX_PHRASE_BYTES,
     wanted: `a list of at most ${MAX_PHRASES} texts of ${MAX_PHRASE_BYTES} bytes in all`,
   },
+  speculation: { ok: (value) => typeof value === "boolean", wanted: "a boolean" },
   mirrors: {
     ok: (value) =>
       record(value) &&
@@ -103,7 +105,17 @@ export function checkOptions(options: LoadOptions): void {
 
 /** The part of the options that the worker reads. */
 export function wireOptions(options: LoadOptions): WireLoadOptions {
-  const { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases } = options;
-  const wire: WireLoadOptions = { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases };
+  const { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases, speculation } = options;
+  const wire: WireLoadOptions = {
+    contextLength,
+    threads,
+    kv,
+    cache,
+    fastImage,
+    warmup,
+    limits,
+    phrases,
+    speculation,
+  };
   return Object.fromEntries(Object.entries(wire).filter(([, value]) => value !== undefined));
 }

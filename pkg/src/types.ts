@@ -80,6 +80,8 @@ export interface Limits {
   diskBytes?: number;
   /** Tokens of one prompt. */
   maxInputTokens?: number;
+  /** Requests that are computed together, each token of theirs in one pass; the others wait. Default 8, 1: one after another. */
+  maxBatchSize?: number;
 }
 
 /** Options of {@link load}. */
@@ -120,6 +122,11 @@ export interface LoadOptions {
    * has them. At most 256 texts of 256 KiB in all, else `invalid_request`. A model without a tokenizer needs none.
    */
   phrases?: string[];
+  /**
+   * Whether tokens are guessed from what stands in the text already and verified together. The answer is the same, token
+   * for token; one that repeats its prompt comes faster. Default true.
+   */
+  speculation?: boolean;
   /** Hosts to ask for `hf:` and `ms:` sources, in order, in place of the hub's own. */
   mirrors?: Partial<Record<"hf" | "ms", string[]>>;
   /** Where `worker.js` and `wasm/` are, if not beside this module. May be on another origin that allows CORS. */
@@ -369,6 +376,8 @@ export interface Usage {
   completion_tokens: number;
   total_tokens: number;
   prompt_tokens_details: { cached_tokens: number };
+  /** Tokens that were guessed and verified together, see `speculation`. */
+  completion_tokens_details: { accepted_prediction_tokens: number; rejected_prediction_tokens: number };
 }
 
 /** On the whole reply, and on the last chunk of a stream. */

@@ -89,6 +89,7 @@ impl Engine {
             Cache::Off => None,
             _ => Key::of(&prompt, &body.params, reasoning),
         };
+        self.requests += 1;
         let kept = key.filter(|_| body.cache == Cache::Auto).and_then(|key| self.responses.get(&key, now));
         let work = match kept {
             Some(answer) => {
@@ -105,7 +106,6 @@ impl Engine {
             Work::Turn(_) => key.map(|key| (key, Answer::default())),
             Work::Replay { .. } => None,
         };
-        self.requests += 1;
         let chat = matches!(body.prompt, Prompt::Chat { .. });
         let frame = Frame {
             id: format!("{}-{:x}-{}", if chat { "chatcmpl" } else { "cmpl" }, now as u64, self.requests),
@@ -143,7 +143,8 @@ impl Engine {
             context_length: self.context_length,
             random_seed,
             never: self.text.never.clone(),
-            slice: self.slice,
+            shares: body.cache != Cache::Off,
+            speculates: self.speculation,
         };
         request.check(&self.model)?;
         let now = now_ms();
@@ -152,23 +153,49 @@ impl Engine {
         if body.cache != Cache::Off {
             self.sessions.share(&mut session, &request.prompt);
         }
-        Ok(Turn::new(&self.model, self.text.tokenizer.as_ref(), session, request))
+        Ok(Turn::new(self.requests, &self.model, self.text.tokenizer.as_ref(), session, request))
     }
 
-    /// Works on a job for a bounded time. After an error the job must be given to [`Engine::drop_job`].
+    /// As [`Engine::step_all`], of a job that is alone.
     pub fn step(&mut self, job: &mut Job) -> Result<Outcome> {
-        let turn = match &mut job.work {
-            Work::Turn(turn) => turn,
-            Work::Replay { answer, .. } => {
+        let outcome = self.step_all(&mut [job]).pop();
+        outcome.map_or(Ok(Outcome::default()), |(_, outcome)| outcome)
+    }
+
+    /// Works on all jobs for a bounded time; what came of which of them. They must be given in the order in which they were
+    /// begun. After its end, and after an error, a job must be given to [`Engine::drop_job`].
+    pub fn step_all(&mut self, jobs: &mut [&mut Job]) -> Vec<(usize, Result<Outcome>)> {
+        let mut outcomes = Vec::new();
+        for (at, job) in jobs.iter_mut().enumerate() {
+            if let Work::Replay { answer, .. } = &job.work {
                 let answer = answer.clone();
-                return Ok(self.replay(job, &answer));
+                outcomes.push((at, Ok(self.replay(job, &answer))));
             }
-        };
-        match turn.step(&self.model, self.text.tokenizer.as_ref())? {
-            Step::Busy => Ok(Outcome::default()),
-            Step::Delta(parts, ids) => Ok(Outcome { chunks: job.take(parts, ids, None), done: None }),
-            Step::Finished(parts, ids, finish) => Ok(self.end(job, parts, ids, finish)),
         }
+        if !outcomes.is_empty() {
+            return outcomes;
+        }
+        let mut turns: Vec<&mut Turn> = jobs.iter_mut().filter_map(|job| job.turn_mut()).collect();
+        let stepped = self.schedule.step(&self.model, self.text.tokenizer.as_ref(), &mut turns);
+        for (at, steps) in stepped {
+            outcomes.push((at, steps.map(|steps| self.outcome(jobs[at], steps))));
+        }
+        outcomes
+    }
+
+    fn outcome(&mut self, job: &mut Job, steps: Vec<Step>) -> Outcome {
+        let mut all = Outcome::default();
+        for step in steps {
+            match step {
+                Step::Delta(parts, ids) => all.chunks.extend(job.take(parts, ids, None)),
+                Step::Finished(parts, ids, finish) => {
+                    let mut end = self.end(job, parts, ids, finish);
+                    all.chunks.append(&mut end.chunks);
+                    all.done = end.done;
+                }
+            }
+        }
+        all
     }
 
     /// The whole kept answer, in the deltas that it came in.
@@ -202,7 +229,6 @@ impl Engine {
             let _ = self.foresee(messages, tools.as_ref(), kwargs, &job.text.content, session);
         }
         if let Work::Turn(turn) = job.work {
-            self.slice = turn.slice();
             let Some(name) = job.session else { return };
             let mut session = turn.into_session();
             if !on_its_own {
@@ -251,6 +277,13 @@ impl Job {
     /// Whether chunks are wanted.
     pub fn is_stream(&self) -> bool {
         self.body.stream
+    }
+
+    fn turn_mut(&mut self) -> Option<&mut Turn> {
+        match &mut self.work {
+            Work::Turn(turn) => Some(turn),
+            Work::Replay { .. } => None,
+        }
     }
 
     /// Whether anything was given out yet.

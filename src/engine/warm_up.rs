@@ -2,7 +2,6 @@
 
 use super::Engine;
 use crate::error::Result;
-use crate::generation::slice_for;
 use crate::kernels::parallel::{set_most_threads, threads};
 use crate::metrics::ms_since;
 use crate::model::{Advance, Want};
@@ -24,7 +23,7 @@ impl Engine {
         let n = 8.min(self.context_length);
         let begun = Instant::now();
         let ran = self.run_layers(&vec![0; n], LAYERS, Want::Nothing)?;
-        self.slice = slice_for(n, ms_since(begun) / ran.max(1) as f64);
+        self.schedule.measured(n, ms_since(begun) / ran.max(1) as f64);
         self.run_layers(&[0], LAYERS, Want::Nothing)?;
         Ok(())
     }

@@ -53,11 +53,19 @@ impl Inner {
 
     /// Writes sessions that left memory before they were written.
     pub(super) async fn save_leaving(&self) {
-        let leaving = || self.with(|engine| Ok(engine.sessions().take_leaving())).ok().flatten();
-        while let Some((id, session)) = leaving() {
-            // What cannot be kept is computed again.
-            let _ = self.on_disk(self.write(&id, &session)).await;
+        if !self.keeps_sessions.get() {
+            let _ = self.with(|engine| Ok(while engine.sessions().take_leaving().is_some() {}));
         }
+        let write_one = async || {
+            // Not before it is this one's turn: until then memory gives it back.
+            let leaving = self.with(|engine| Ok(engine.sessions().take_leaving()))?;
+            match &leaving {
+                Some((id, session)) => self.write(id, session).await.map(|()| true),
+                None => Ok(false),
+            }
+        };
+        // What cannot be kept is computed again.
+        while self.on_disk(write_one()).await.unwrap_or(false) {}
     }
 
     /// Reads or writes on the disk, one at a time, as long as it answers.
@@ -142,10 +150,8 @@ impl Inner {
 
     /// Brings back the session that a request names, where memory has it not. Whatever stands against it, the turn computes
     /// it anew.
-    pub(super) async fn restore_session(&self, body: &Value) {
-        let Some(id) = body["session_id"].as_str().filter(|id| !id.is_empty()) else { return };
-        let missing = self.with(|engine| Ok(!engine.sessions().has(id, now_ms()))).unwrap_or_default();
-        if self.keeps_sessions.get() && missing {
+    pub(super) async fn restore_session(&self, id: &str) {
+        if self.may_be_on_disk(id) {
             let _ = self.on_disk(self.restore(id)).await;
         }
     }
@@ -242,7 +248,7 @@ impl Inner {
             }
             "sessions.fork" => {
                 let (id, name) = (string("id")?, string("as")?);
-                self.restore_session(&json!({ "session_id": id })).await;
+                self.restore_session(&id).await;
                 Ok(wire::to_js(&self.with(|engine| engine.sessions().fork(&id, &name, now_ms()))?))
             }
             "sessions.save" => {
