@@ -4,6 +4,7 @@
 //! `{type:"request", id, method, params}` gets `{type:"event", id, event}`s and then exactly one
 //! `{type:"done", id, result}` or `{type:"error", id, error}`; `{type:"cancel", id}` ends it early.
 
+mod after_load;
 mod background;
 mod beginning;
 mod files;
@@ -193,6 +194,7 @@ impl Inner {
                 self.give_up_image();
             }
             self.settle(request.id, result);
+            self.tell_metrics();
             self.save_leaving().await;
         }
         self.busy.set(false);
@@ -311,6 +313,8 @@ impl Inner {
             if stop && !(job.is_stream() && job.has_begun()) {
                 return Err(Error::aborted("the request was cancelled"));
             }
+            // Their pages are room for this job.
+            self.save_leaving().await;
             let Outcome { chunks, done } =
                 self.with(|engine| if stop { Ok(engine.abort(job)) } else { engine.step(job) })?;
             for chunk in &chunks {
@@ -334,6 +338,7 @@ impl Inner {
             if cancelled.get() {
                 return Err(Error::aborted("the request was cancelled"));
             }
+            self.save_leaving().await;
             if let Some((first, rows)) = self.with(|engine| engine.step_logits(&mut job))? {
                 // SAFETY: the view is used at once, before anything can grow the memory under it.
                 let view = unsafe { Float32Array::view(&rows) };
@@ -358,6 +363,14 @@ impl Inner {
         info["runtime"] = json!({ "tier": tier, "threads": self.threads.get(), "isolated": false, "version": env!("CARGO_PKG_VERSION") });
         info["memory"] = engine.memory(wire::wasm_bytes());
         info
+    }
+
+    /// What the requests that have ended came to, for who watches.
+    fn tell_metrics(&self) {
+        let records = self.with(|engine| Ok(engine.take_records(wire::wasm_bytes()))).unwrap_or_default();
+        for metrics in records {
+            self.event(0, &json!({ "type": "metrics", "metrics": metrics }));
+        }
     }
 
     fn event(&self, id: u32, event: &Value) {

@@ -15,6 +15,8 @@ use web_time::Instant;
 
 #[path = "engine/ahead.rs"]
 mod ahead;
+#[path = "engine/governor.rs"]
+mod governor;
 #[path = "engine/prefix.rs"]
 mod prefix;
 

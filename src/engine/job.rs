@@ -65,6 +65,7 @@ impl Engine {
         let queue_ms = ms_since(arrived);
         let begun = Instant::now();
         self.end_ahead();
+        let body = self.normalized(body)?;
         let (prompt, reasoning) = match &body.prompt {
             Prompt::Chat { messages, tools, kwargs } => {
                 self.chat_prompt(messages, tools.as_ref(), true, kwargs)?
@@ -146,9 +147,10 @@ impl Engine {
             slice: self.slice,
         };
         request.check(&self.model)?;
+        self.check_room(request.prompt.len())?;
         let now = now_ms();
         let own = name.and_then(|name| self.sessions.take(name, now));
-        let mut session = own.unwrap_or_else(|| Session::new(self.model.new_cache(), now));
+        let mut session = own.unwrap_or_else(|| Session::new(self.new_cache(), now));
         if body.cache != Cache::Off {
             self.sessions.share(&mut session, &request.prompt);
         }
@@ -164,7 +166,12 @@ impl Engine {
                 return Ok(self.replay(job, &answer));
             }
         };
-        match turn.step(&self.model, self.text.tokenizer.as_ref())? {
+        let stepped = match turn.step(&self.model, self.text.tokenizer.as_ref()) {
+            // The turn is as it was before; the next step tries the same again.
+            Err(Error::OutOfMemory(why)) => return self.make_room(why).map(|()| Outcome::default()),
+            stepped => stepped?,
+        };
+        match stepped {
             Step::Busy => Ok(Outcome::default()),
             Step::Delta(parts, ids) => Ok(Outcome { chunks: job.take(parts, ids, None), done: None }),
             Step::Finished(parts, ids, finish) => Ok(self.end(job, parts, ids, finish)),
@@ -220,14 +227,16 @@ impl Engine {
         if let Some((key, mut answer)) = job.keep.take().filter(|_| finish != Finish::Abort) {
             (answer.finish, answer.completion_tokens) = (Some(finish), progress.completion_tokens);
             self.responses.put(key, answer, now_ms());
+            self.keep_within();
         }
-        self.window.push(RequestRecord {
+        let record = RequestRecord {
             timings: job.timings,
             prompt_tokens: progress.prompt_tokens,
             reused_tokens: progress.reused_tokens,
             detokenize_ms: progress.detokenize_ms,
             cached,
-        });
+        };
+        self.record(record, job.body.session_id.as_deref(), progress.completion_tokens);
         let extra = extra(job.body.session_id.as_deref(), &progress, &job.timings, cached);
         let ids = job.body.return_tokens.then_some(&job.ids[..]);
         let done = if job.body.stream {
