@@ -24,6 +24,7 @@ const LIMITS = [
   "maxSessions",
   "sessionTtlSeconds",
   "kvBytes",
+  "memoryBytes",
   "responseBytes",
   "diskBytes",
   "maxInputTokens",
@@ -32,6 +33,7 @@ const LIMITS = [
 const CHECKS: Record<keyof LoadOptions, Check> = {
   onProgress: fn,
   onNotice: fn,
+  onMetrics: fn,
   signal: { ok: (value) => value instanceof AbortSignal, wanted: "an AbortSignal" },
   contextLength: {
     ok: (value) => integer(value, 1, MAX_CONTEXT),
@@ -49,6 +51,7 @@ const CHECKS: Record<keyof LoadOptions, Check> = {
     ok: (value) => typeof value === "boolean" || typeof value === "string",
     wanted: "a boolean or a text",
   },
+  normalize: { ok: (value) => typeof value === "boolean", wanted: "a boolean" },
   limits: {
     ok: (value) =>
       record(value) &&
@@ -103,7 +106,8 @@ export function checkOptions(options: LoadOptions): void {
 
 /** The part of the options that the worker reads. */
 export function wireOptions(options: LoadOptions): WireLoadOptions {
-  const { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases } = options;
-  const wire: WireLoadOptions = { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases };
+  const { contextLength, threads, kv, cache, fastImage, warmup, normalize, limits, phrases } = options;
+  const some = { contextLength, threads, kv, cache, fastImage, warmup, normalize, limits, phrases };
+  const wire: WireLoadOptions = some;
   return Object.fromEntries(Object.entries(wire).filter(([, value]) => value !== undefined));
 }
