@@ -8,13 +8,14 @@ impl Sessions {
         self.beginning = Some(beginning).filter(|session| !session.tokens.is_empty());
     }
 
-    /// Takes in a session from disk that nobody asked for, unless there is one by now. It keeps the time of its last use, by
-    /// which it leaves again, but is not dropped for its age before it was here for a time to live.
+    /// Takes in a session from disk that nobody asked for, unless some session is there by now: none makes way for it. It
+    /// keeps the time of its last use, by which it leaves again, but is not dropped for its age before it was here for a time
+    /// to live.
     pub fn bring_back(&mut self, id: &str, session: Session, now: f64) {
-        if !session.tokens.is_empty() && !self.has(id, now) {
+        self.expire(now);
+        if !session.tokens.is_empty() && self.all.is_empty() && self.taken.is_empty() {
             self.all.insert(id.to_string(), session);
             self.brought_back = Some((id.to_string(), now));
-            self.make_room(id, now);
         }
     }
 

@@ -44,7 +44,8 @@ impl Inner {
             let Some(row) = last(rows().await?) else { return Ok(()) };
             let (id, tokens) = (row.id.clone(), row.tokens.len());
             let budget = self.with(|engine| Ok(engine.page_budget()))?;
-            if budget.room() < row.bytes {
+            let first = self.with(|engine| Ok(engine.sessions().is_empty()))?;
+            if budget.room() < row.bytes || !first {
                 return Ok(());
             }
             let session = self.open_disk().await?.restore_session(row, budget, || !self.busy.get()).await?;

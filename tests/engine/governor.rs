@@ -278,7 +278,13 @@ fn a_session_that_comes_back_unasked_is_not_used_by_that() {
     assert!(engine.sessions().unsaved().is_empty());
     let reply = complete(&mut engine, body(&prompt(50), "last"));
     assert_eq!(cached(&reply), 40);
-    // Asked for meanwhile: that one stays.
+    // Others were asked for meanwhile: they stay, whatever the bound.
+    engine.sessions().clear();
+    complete(&mut engine, body(&prompt(20), "a"));
+    engine.sessions().bring_back("last", last.clone(), now);
+    assert!(engine.sessions().get("last", now).is_none());
+    complete(&mut engine, body(&prompt(50), "last"));
+    // So does itself.
     engine.sessions().bring_back("last", last.clone(), now);
     assert!(engine.sessions().get("last", now).unwrap().used_at >= now - 1.0);
     // Not asked for: it goes first, and after its time.
