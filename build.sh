@@ -25,6 +25,7 @@ usage: ./build.sh COMMAND
   bench [--quick] [--json FILE]     speed and memory beside wllama and native llama.cpp
   bench --load [--json FILE]        first and second visit beside wllama, and where the time went
   bench --workload [--json FILE]    100 requests with caches against without; --requests N takes the first N, --rounds N repeats
+  bench --soak [--json FILE]        1,000 requests on a tiny model (--requests N: as many): fails where memory or disk still grow
   bench --kernels [--json FILE]     GB/s and GOP/s of every type's kernels, quantisation and attention
   model [0.5b|1.5b|r1]              fetches a model into models/ (default 0.5b)
 QANDLE_TOOLCHAIN=rustup|debian forces one of the two wasm toolchains.
@@ -91,7 +92,7 @@ value_of() { [ -n "${3:-}" ] && printf '%s' "$3" || die "$1 needs $2"; }
 main() {
   command=${1:-help}
   shift || true
-  only='' port=8080 full='' quick='' json='' workload='' kernels='' loads='' rounds='' requests=''
+  only='' port=8080 full='' quick='' json='' workload='' soak='' kernels='' loads='' rounds='' requests=''
   args=()
   while [ $# -gt 0 ]; do
     case $1 in
@@ -103,6 +104,7 @@ main() {
       --full) full=yes ;;
       --quick) quick=yes ;;
       --workload) workload=yes ;;
+      --soak) soak=yes ;;
       --kernels) kernels=yes ;;
       --load) loads=yes ;;
       --rounds) rounds=$(value_of --rounds "a number" "${@:2:1}"); shift ;;
@@ -147,7 +149,7 @@ main() {
       exec node tests/tools/serve.mjs --port "$port"
       ;;
     test) run_tests ;;
-    bench) if [ -n "$kernels" ]; then run_kernels; elif [ -n "$loads" ]; then run_loads; elif [ -n "$workload" ]; then run_workload; else run_bench; fi ;;
+    bench) if [ -n "$kernels" ]; then run_kernels; elif [ -n "$loads" ]; then run_loads; elif [ -n "$workload" ]; then run_workload; elif [ -n "$soak" ]; then run_soak; else run_bench; fi ;;
     model) need_model "${args[0]:-0.5b}" ;;
     help | -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown command $command" ;;

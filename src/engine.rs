@@ -2,19 +2,23 @@
 //! Knows nothing of JavaScript; one job runs at a time and is stepped by the caller.
 
 mod ahead;
+mod figures;
+mod governor;
 mod job;
 mod logits;
+mod normalize;
 mod text_side;
 mod warm_up;
 
+pub use governor::SCRATCH_BYTES;
 pub use job::{Job, Outcome};
 pub use logits::LogitsJob;
 pub use text_side::TextSide;
 
-use crate::config::{head_dim, kv_shape};
+use crate::config::kv_shape;
 use crate::error::{Error, Result};
 use crate::kv_cache::KvKind;
-use crate::metrics::{RequestRecord, Window};
+use crate::metrics::Window;
 use crate::model::Model;
 use crate::response_cache::ResponseCache;
 use crate::schedule::Schedule;
@@ -46,10 +50,15 @@ pub struct Options {
     pub kv: KvKind,
     /// Bounds of sessions.
     pub limits: Limits,
+    /// Bytes of the device's memory, where that is known.
+    #[serde(skip)]
+    pub device_bytes: Option<u64>,
     /// Texts that are encoded beforehand.
     pub phrases: Vec<String>,
     /// Whether tokens are guessed from the text so far and verified together; default true. The answer is the same.
     pub speculation: Option<bool>,
+    /// Whether what users write is brought to one spelling; default no.
+    pub normalize: bool,
 }
 
 /// A model that is ready to answer.
@@ -67,6 +76,12 @@ pub struct Engine {
     speculation: bool,
     phrases: Vec<String>,
     ahead: Option<ahead::Ahead>,
+    /// Ids that all chats begin with, while they are not computed.
+    beginning: Option<Vec<u32>>,
+    governor: governor::Governor,
+    normalize: bool,
+    /// Records of finished requests that nobody has taken.
+    latest: Vec<Value>,
 }
 
 impl Engine {
@@ -84,8 +99,10 @@ impl Engine {
         text.preload(&phrases)?;
         model.kv = options.kv;
         let context_length = context_length(&plan, &options)?;
+        let governor = governor::Governor::new(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
         let responses = ResponseCache::new(options.limits.response_bytes, RESPONSE_TTL_MS);
+        let normalize = options.normalize;
         let sessions = Sessions::new(options.limits);
         let schedule = Schedule::new(&model);
         let window = Window::default();
@@ -104,6 +121,10 @@ impl Engine {
             speculation,
             phrases,
             ahead: None,
+            beginning: None,
+            normalize,
+            latest: Vec::new(),
+            governor,
         })
     }
 
@@ -138,7 +159,7 @@ impl Engine {
     /// Gives most of the weights' memory back, before other ones are read.
     pub fn drop_weights(&mut self) {
         self.model.layers.clear();
-        self.ahead = None;
+        (self.ahead, self.beginning) = (None, None);
         self.sessions.clear();
         self.responses.clear();
     }
@@ -160,8 +181,7 @@ impl Engine {
     pub fn planned_bytes(plan: &Plan, options: &Options) -> Result<u64> {
         check_phrases(&options.phrases)?;
         let context = context_length(plan, options)?;
-        let rope = context as u64 * head_dim(&plan.config) as u64 * 4;
-        Ok(plan.packed_bytes + kv_shape(&plan.config, options.kv).bytes(context) + rope)
+        Ok(governor::fixed_bytes(plan, context) + kv_shape(&plan.config, options.kv).bytes(context))
     }
 
     /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
@@ -180,52 +200,6 @@ impl Engine {
                 "hasChatTemplate": self.text.template.is_some(),
             },
             "contextLength": self.context_length,
-        })
-    }
-
-    /// Bytes by purpose; `wasm_bytes` comes from the worker.
-    pub fn memory(&self, wasm_bytes: u64) -> Value {
-        json!({
-            "wasmBytes": wasm_bytes,
-            "weightsBytes": self.model.weight_bytes(),
-            "kvBytes": self.sessions.bytes(),
-            "responseBytes": self.responses.bytes(),
-            "tokenizerBytes": self.text.tokenizer_bytes(),
-        })
-    }
-
-    /// The rolling window as `Metrics` (less `memory`).
-    pub fn metrics(&self) -> Value {
-        let w = &self.window;
-        let series = |f: fn(&RequestRecord) -> f64| w.series(f);
-        // What was answered from the cache was neither prefilled nor decoded.
-        let computed = |f: fn(&RequestRecord) -> f64| w.series(|r| if r.cached { f64::NAN } else { f(r) });
-        let count = |f: fn(&RequestRecord) -> usize| w.sum(|r| if r.cached { 0 } else { f(r) });
-        json!({
-            "requests": w.total,
-            "ttftMs": series(|r| r.timings.ttft_ms),
-            "totalMs": series(|r| r.timings.total_ms),
-            "prefillTokensPerSecond": computed(|r| r.timings.prefill_tokens_per_second),
-            "decodeTokensPerSecond": computed(|r| r.timings.decode_tokens_per_second),
-            "phasesMs": {
-                "queue": series(|r| r.timings.queue_ms),
-                "tokenize": series(|r| r.timings.tokenize_ms),
-                "prefill": computed(|r| r.timings.prefill_ms),
-                "decode": computed(|r| r.timings.decode_ms),
-                "detokenize": computed(|r| r.detokenize_ms),
-            },
-            "caches": {
-                "session": {
-                    "hits": count(|r| usize::from(r.reused_tokens > 0)),
-                    "misses": count(|r| usize::from(r.reused_tokens == 0)),
-                    "entries": self.sessions.len(),
-                    "bytes": self.sessions.bytes(),
-                    "reusedTokens": count(|r| r.reused_tokens),
-                    "promptTokens": count(|r| r.prompt_tokens),
-                },
-                "response": self.responses.stats(),
-                "tokenizer": self.text.token_stats().unwrap_or_else(no_token_stats),
-            },
         })
     }
 
@@ -321,12 +295,15 @@ impl Engine {
     /// # Errors
     /// `invalid_request` without ids, `context_overflow`, `too_large` where the rows would pass 1 GiB.
     pub fn logits(&self, ids: Vec<u32>, all: bool) -> Result<LogitsJob> {
-        LogitsJob::new(&self.model, ids, all, self.context_length)
+        LogitsJob::new(&self.model, self.new_cache(), ids, all, self.context_length)
     }
 
     /// Rows of logits of a job: `(first position, values)` as they come, (n, V).
-    pub fn step_logits(&self, job: &mut LogitsJob) -> Result<Option<(usize, Vec<f32>)>> {
-        job.step(&self.model)
+    pub fn step_logits(&mut self, job: &mut LogitsJob) -> Result<Option<(usize, Vec<f32>)>> {
+        match job.step(&self.model) {
+            Err(Error::OutOfMemory(why)) => self.make_room(why).map(|()| None),
+            stepped => stepped,
+        }
     }
 
     /// Size of the vocabulary, `V`.
@@ -359,14 +336,6 @@ fn check_phrases(phrases: &[String]) -> Result<()> {
         )));
     }
     Ok(())
-}
-
-/// The counts of a cache without a tokenizer.
-fn no_token_stats() -> Value {
-    json!({
-        "hits": 0, "misses": 0, "entries": 0, "bytes": 0, "hitRate": 0, "combinedHitRate": 0, "tokens": 0, "reusedTokens": 0,
-        "disk": { "hits": 0, "misses": 0, "entries": 0, "bytes": 0, "hitRate": 0 },
-    })
 }
 
 /// Bytes of all texts in a JSON value.

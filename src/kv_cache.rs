@@ -4,8 +4,10 @@
 //! by whole pages as positions are really used. Rows are written layer by layer and become visible with [`KvCache::commit`],
 //! so a pass that is given up half-way leaves the cache as it was.
 
+mod budget;
 mod page;
 
+pub use budget::Budget;
 pub use page::{KvKind, KvShape, Page, Plane};
 
 use crate::error::{Error, Result};
@@ -20,19 +22,26 @@ pub struct KvCache {
     shape: KvShape,
     pages: Vec<Arc<Page>>,
     len: usize,
+    budget: Arc<Budget>,
 }
 
 impl KvCache {
     /// An empty cache.
     pub fn new(shape: KvShape) -> Self {
         assert!(shape.head_dim.is_multiple_of(4), "a head's width is a multiple of 4");
-        Self { shape, pages: Vec::new(), len: 0 }
+        Self { shape, pages: Vec::new(), len: 0, budget: Arc::default() }
+    }
+
+    /// From now on its pages are made within a budget.
+    pub fn within(mut self, budget: Arc<Budget>) -> Self {
+        self.budget = budget;
+        self
     }
 
     /// A cache of pages that were filled earlier, up to `len`, which they must hold.
     pub(crate) fn of_pages(shape: KvShape, pages: Vec<Arc<Page>>, len: usize) -> Self {
         assert!(len <= pages.len() * PAGE, "{len} positions in {} pages", pages.len());
-        Self { shape, pages, len }
+        Self { shape, pages, len, budget: Arc::default() }
     }
 
     /// Committed positions.
@@ -89,7 +98,7 @@ impl KvCache {
             }
         }
         while self.pages.len() < (self.len + tokens).div_ceil(PAGE) {
-            self.pages.push(Arc::new(Page::new(self.shape)?));
+            self.pages.push(Arc::new(Page::new(self.shape, &self.budget)?));
         }
         Ok(())
     }

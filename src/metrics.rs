@@ -80,6 +80,11 @@ pub fn profile() -> Profile {
     profile
 }
 
+/// Hits by look-ups, 0 before the first.
+pub fn hit_rate(hits: u64, misses: u64) -> f64 {
+    hits as f64 / (hits + misses).max(1) as f64
+}
+
 /// Milliseconds since `start`.
 pub fn ms_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3

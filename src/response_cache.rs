@@ -2,6 +2,7 @@
 //! Knows tokens and texts, not requests; whether an answer may be kept is decided by who puts it.
 
 use crate::generation::Finish;
+use crate::metrics::hit_rate;
 use crate::sampler::SamplingParams;
 use crate::stream::Parts;
 use serde_json::{json, Value};
@@ -104,14 +105,16 @@ impl ResponseCache {
         if bytes > self.most_bytes {
             return;
         }
-        while self.bytes + bytes > self.most_bytes {
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key);
-            let Some(oldest) = oldest else { break };
-            self.remove(&oldest);
-        }
+        while self.bytes + bytes > self.most_bytes && self.evict() {}
         self.uses += 1;
         self.bytes += bytes;
         self.entries.insert(key, Entry { answer: Rc::new(answer), bytes, kept_at: now, used: self.uses });
+    }
+
+    /// Forgets the least recently used answer; `false`: there is none.
+    pub fn evict(&mut self) -> bool {
+        let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key);
+        oldest.inspect(|key| self.remove(key)).is_some()
     }
 
     fn remove(&mut self, key: &Key) {
@@ -133,7 +136,13 @@ impl ResponseCache {
 
     /// `CacheStats`.
     pub fn stats(&self) -> Value {
-        json!({ "hits": self.hits, "misses": self.misses, "entries": self.entries.len(), "bytes": self.bytes })
+        json!({
+            "hits": self.hits,
+            "misses": self.misses,
+            "hitRate": hit_rate(self.hits, self.misses),
+            "entries": self.entries.len(),
+            "bytes": self.bytes,
+        })
     }
 }
 
@@ -225,7 +234,10 @@ mod tests {
             (3 * one, Some("e")),
             "replaced"
         );
-        assert_eq!(cache.stats(), json!({ "hits": 3, "misses": 2, "entries": 3, "bytes": 3 * one }));
+        assert_eq!(
+            cache.stats(),
+            json!({ "hits": 3, "misses": 2, "hitRate": 0.6, "entries": 3, "bytes": 3 * one })
+        );
         cache.clear();
         assert_eq!((cache.bytes(), text(&mut cache, &keys[0], 5.0)), (0, None));
     }

@@ -111,8 +111,12 @@ impl Schedule {
         let mut under = match under_way {
             Some(under) => under,
             None => {
-                let parts = if for_prompt { self.next_slice(turns) } else { self.next_tokens(turns) };
-                match start(model, turns, &parts) {
+                let mut parts = if for_prompt { self.next_slice(turns) } else { self.next_tokens(turns) };
+                let mut started = start(model, turns, &parts);
+                if matches!(started, Err(Error::OutOfMemory(_))) && without_guesses(turns, &mut parts) {
+                    started = start(model, turns, &parts);
+                }
+                match started {
                     Ok(pass) => Under { pass, parts, ms: 0.0 },
                     Err(error) => return self.failed(turns, &parts, error),
                 }
@@ -215,6 +219,17 @@ fn start(model: &Model, turns: &mut [&mut Turn], parts: &[(u64, Vec<u32>)]) -> R
     let mut spans: Vec<Span> =
         spans.map(|(((_, tokens), cache), want)| Span { tokens, cache, want }).collect();
     model.start_all(&mut spans)
+}
+
+/// Takes the guesses away; `false`: there are none.
+fn without_guesses(turns: &[&mut Turn], parts: &mut [(u64, Vec<u32>)]) -> bool {
+    let mut any = false;
+    for (id, tokens) in parts {
+        let waiting = turns.iter().find(|turn| turn.id == *id).map_or(0, |turn| turn.waiting().len());
+        any |= tokens.len() > waiting;
+        tokens.truncate(waiting);
+    }
+    any
 }
 
 /// Logits are wanted where the last token that waits is computed, and of every guess after it.

@@ -1,6 +1,8 @@
 //! Sessions: the tokens of a conversation with the KV cache that belongs to them. The longest common token prefix of
 //! history and new prompt is kept, so edits, regenerations and forks are right by construction; where another session has a
-//! longer one, its pages are shared. Bounded by count, age and bytes; the least recently used goes first.
+//! longer one, its pages are shared. Bounded by count, age and bytes.
+
+mod room;
 
 use crate::error::{Error, Result};
 use crate::kv_cache::{KvCache, Page};
@@ -16,8 +18,10 @@ pub struct Limits {
     pub max_sessions: usize,
     /// Seconds after its last use that a session is dropped; default 300.
     pub session_ttl_seconds: f64,
-    /// Bytes of all sessions' KV pages, shared ones counted once; default 512 MiB.
+    /// Bytes of all KV pages, shared ones counted once; a turn that alone needs more takes it. Default 512 MiB.
     pub kv_bytes: u64,
+    /// Bytes of wasm memory in use, weights and all caches together; default: what the device has for it.
+    pub memory_bytes: Option<u64>,
     /// Bytes of all sessions on disk; default 1 GiB, 0 writes none.
     pub disk_bytes: u64,
     /// Bytes of kept answers; default 16 MiB, 0 keeps none.
@@ -34,6 +38,7 @@ impl Default for Limits {
             max_sessions: 10,
             session_ttl_seconds: 300.0,
             kv_bytes: 512 << 20,
+            memory_bytes: None,
             disk_bytes: 1 << 30,
             response_bytes: 16 << 20,
             max_input_tokens: None,
@@ -124,6 +129,20 @@ pub struct Sessions {
     unsaved: HashSet<String>,
     /// Those that went before that, where somebody writes them.
     leaving: Option<Vec<(String, Session)>>,
+    /// What a warm-up computed; it is offered like a session's.
+    beginning: Option<Session>,
+    /// A session that came back unasked, and when.
+    brought_back: Option<(String, f64)>,
+    on_disk: DiskCounts,
+}
+
+/// Sessions that requests named and memory had not.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct DiskCounts {
+    /// Of these, those that came back from the disk.
+    pub hits: u64,
+    /// Those that did not.
+    pub misses: u64,
 }
 
 impl Sessions {
@@ -152,7 +171,11 @@ impl Sessions {
     /// Replaces what `session` holds by the longest beginning of `prompt` that any session offers, where that is longer than
     /// its own; of equals the last used gives it. Pages are shared until one side writes; the other session stays as it is.
     pub fn share(&self, session: &mut Session, prompt: &[u32]) {
-        let offers = self.all.values().map(|other| (other.common_prefix(prompt).min(other.offered), other));
+        let offers = self
+            .all
+            .values()
+            .chain(&self.beginning)
+            .map(|other| (other.common_prefix(prompt).min(other.offered), other));
         let best = offers.max_by(|a, b| a.0.cmp(&b.0).then(a.1.used_at.total_cmp(&b.1.used_at)));
         if let Some((len, other)) = best.filter(|(len, _)| *len > session.common_prefix(prompt)) {
             session.adopt(other, len);
@@ -179,24 +202,6 @@ impl Sessions {
             self.unsaved.insert(id.to_string());
         }
         self.make_room(id, now);
-    }
-
-    fn make_room(&mut self, id: &str, now: f64) {
-        self.expire(now);
-        while self.all.len() > 1
-            && (self.named() > self.limits.max_sessions || self.bytes() > self.limits.kv_bytes)
-        {
-            let oldest = self
-                .all
-                .iter()
-                .filter(|(name, _)| name.as_str() != id)
-                .min_by(|a, b| a.1.used_at.total_cmp(&b.1.used_at))
-                .map(|(name, _)| name.clone());
-            match oldest {
-                Some(name) => self.leave(&name),
-                None => break,
-            }
-        }
     }
 
     /// A second session with the same tokens; pages are shared until one side writes.
@@ -287,11 +292,6 @@ impl Sessions {
         }
     }
 
-    /// How many sessions left before they were written.
-    pub fn leaving(&self) -> usize {
-        self.leaving.as_ref().map_or(0, Vec::len)
-    }
-
     /// The next session that left before it was written.
     pub fn take_leaving(&mut self) -> Option<(String, Session)> {
         self.leaving.as_mut()?.pop()
@@ -299,17 +299,12 @@ impl Sessions {
 
     /// Takes a session in that was on disk, unless there is one by now or it holds nothing.
     pub fn restored(&mut self, id: &str, mut session: Session, now: f64) {
+        self.on_disk.hits += u64::from(!session.tokens.is_empty());
+        self.on_disk.misses += u64::from(session.tokens.is_empty());
         if !session.tokens.is_empty() && !self.has(id, now) {
             session.used_at = now;
             self.all.insert(id.to_string(), session);
             self.make_room(id, now);
-        }
-    }
-
-    fn leave(&mut self, id: &str) {
-        let (session, unsaved) = (self.all.remove(id), self.unsaved.remove(id));
-        if let (Some(session), Some(leaving), true) = (session, &mut self.leaving, unsaved) {
-            leaving.push((id.to_string(), session));
         }
     }
 
@@ -318,7 +313,18 @@ impl Sessions {
         self.taken.clear();
         self.all.clear();
         self.unsaved.clear();
-        self.leaving.iter_mut().for_each(Vec::clear);
+        self.drop_leaving();
+        self.beginning = None;
+    }
+
+    /// A request named a session that is nowhere.
+    pub fn missed(&mut self) {
+        self.on_disk.misses += 1;
+    }
+
+    /// How often sessions were looked for on disk.
+    pub fn disk_counts(&self) -> DiskCounts {
+        self.on_disk
     }
 
     /// Number of sessions, the nameless one counted.
@@ -333,22 +339,15 @@ impl Sessions {
 
     /// Bytes of all pages; a page that several sessions hold counts once.
     pub fn bytes(&self) -> u64 {
-        let pages = self.all.values().flat_map(|session| session.cache.pages());
+        let all = || self.all.values().chain(&self.beginning);
+        let pages = all().flat_map(|session| session.cache.pages());
         let each: HashSet<*const Page> = pages.map(Arc::as_ptr).collect();
-        let page_bytes = self.all.values().next().map_or(0, |session| session.cache.shape().page_bytes());
+        let page_bytes = all().next().map_or(0, |session| session.cache.shape().page_bytes());
         each.len() as u64 * page_bytes as u64
     }
 
     fn named(&self) -> usize {
         self.all.keys().filter(|id| !id.is_empty()).count()
-    }
-
-    fn expire(&mut self, now: f64) {
-        let ttl = self.limits.session_ttl_seconds * 1e3;
-        let old = self.all.iter().filter(|(_, session)| now - session.used_at > ttl);
-        for id in old.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
-            self.leave(&id);
-        }
     }
 }
 

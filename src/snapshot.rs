@@ -2,7 +2,7 @@
 //! back is used where model, layout, row and page are the ones that were written, up to the first page that is not.
 
 use crate::error::Result;
-use crate::kv_cache::{KvCache, KvShape, Page, PAGE};
+use crate::kv_cache::{Budget, KvCache, KvShape, Page, PAGE};
 use crate::session::Session;
 use crate::sum::{hex, Sum};
 use serde::{Deserialize, Serialize};
@@ -81,8 +81,9 @@ impl Row {
             offered: *offered,
             bytes: 0,
             pages: Vec::new(),
-            created_at: *created_at,
-            used_at: *used_at,
+            // A fraction may not be read as it was written, and the sum be wrong.
+            created_at: created_at.round(),
+            used_at: used_at.round(),
             sum: 0,
         };
         let (mut hash, mut fresh) = (Sha256::new(), Vec::new());
@@ -151,12 +152,19 @@ impl Row {
 pub struct Restoring {
     row: Row,
     pages: Vec<Arc<Page>>,
+    budget: Arc<Budget>,
 }
 
 impl Restoring {
     /// Of a row that fits.
     pub fn new(row: Row) -> Self {
-        Self { row, pages: Vec::new() }
+        Self { row, pages: Vec::new(), budget: Arc::default() }
+    }
+
+    /// From now on its pages are made within a budget.
+    pub fn within(mut self, budget: Arc<Budget>) -> Self {
+        self.budget = budget;
+        self
     }
 
     /// The name of the next page's bytes; `None`: there is none.
@@ -174,7 +182,7 @@ impl Restoring {
         if wanted != Some(Sum::of(bytes)) {
             return Ok(false);
         }
-        let page = Page::from_bytes(self.row.shape, bytes)?;
+        let page = Page::from_bytes(self.row.shape, bytes, &self.budget)?;
         let sound = page.is_some();
         self.pages.extend(page.map(Arc::new));
         Ok(sound)
@@ -182,10 +190,10 @@ impl Restoring {
 
     /// The session, as far as its pages came.
     pub fn finish(self) -> Session {
-        let Self { row, pages } = self;
+        let Self { row, pages, budget } = self;
         let mut tokens = row.tokens;
         tokens.truncate(pages.len() * PAGE);
-        let cache = KvCache::of_pages(row.shape, pages, tokens.len());
+        let cache = KvCache::of_pages(row.shape, pages, tokens.len()).within(budget);
         let offered = row.offered.min(tokens.len());
         Session { tokens, cache, offered, created_at: row.created_at, used_at: row.used_at }
     }

@@ -4,6 +4,7 @@
 //! `{type:"request", id, method, params}` gets `{type:"event", id, event}`s and then exactly one
 //! `{type:"done", id, result}` or `{type:"error", id, error}`; `{type:"cancel", id}` ends it early.
 
+mod after_load;
 mod background;
 mod beginning;
 mod files;
@@ -61,8 +62,6 @@ struct Inner {
     keeps_sessions: Cell<bool>,
     saver: Cell<bool>,
     swept: Cell<bool>,
-    /// Whether sessions that left memory are being written.
-    leaving: Cell<bool>,
     /// Whether the next turn's beginning is being computed.
     working_ahead: Cell<bool>,
     disk: Mutex<()>,
@@ -104,7 +103,6 @@ impl QandleWorker {
             keeps_sessions: Cell::new(false),
             saver: Cell::new(false),
             swept: Cell::new(false),
-            leaving: Cell::new(false),
             working_ahead: Cell::new(false),
             disk: Mutex::new(()),
             keeping: Cell::new(Keeping::Off),
@@ -216,6 +214,7 @@ impl Inner {
             if cancelled.get() {
                 return Err(Error::aborted("the request was cancelled"));
             }
+            self.save_leaving().await;
             if let Some((first, rows)) = self.with(|engine| engine.step_logits(&mut job))? {
                 // SAFETY: the view is used at once, before anything can grow the memory under it.
                 let view = unsafe { Float32Array::view(&rows) };
@@ -240,6 +239,14 @@ impl Inner {
         info["runtime"] = json!({ "tier": tier, "threads": self.threads.get(), "isolated": false, "version": env!("CARGO_PKG_VERSION") });
         info["memory"] = engine.memory(wire::wasm_bytes());
         info
+    }
+
+    /// What the requests that have ended came to, for who watches.
+    fn tell_metrics(&self) {
+        let records = self.with(|engine| Ok(engine.take_records(wire::wasm_bytes()))).unwrap_or_default();
+        for metrics in records {
+            self.event(0, &json!({ "type": "metrics", "metrics": metrics }));
+        }
     }
 
     fn event(&self, id: u32, event: &Value) {

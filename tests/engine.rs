@@ -17,6 +17,8 @@ use web_time::Instant;
 mod ahead;
 #[path = "engine/batch.rs"]
 mod batch;
+#[path = "engine/governor.rs"]
+mod governor;
 #[path = "engine/prefix.rs"]
 mod prefix;
 

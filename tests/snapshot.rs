@@ -127,6 +127,18 @@ fn a_session_comes_back_as_it_was_and_only_what_changed_is_written() {
 }
 
 #[test]
+fn a_row_is_read_whatever_the_time_was() {
+    let mut a = session(KvKind::F16, &[1; 10]);
+    for i in 0..1000 {
+        let time = 1_796_090_400_123.0 + f64::from(i) * 1234.567;
+        (a.created_at, a.used_at) = (time, time + 0.1);
+        let (row, _) = Row::of("a", "model", &a, None, 9);
+        let read = Row::read(&row.text());
+        assert!(read.is_some_and(|read| read == row && (read.used_at - a.used_at).abs() < 1.0), "{time}");
+    }
+}
+
+#[test]
 fn damage_ends_the_session_before_it() {
     for kind in KINDS {
         let mut disk = Disk::default();

@@ -13,13 +13,14 @@ import type {
   WorkerState,
 } from "./protocol.js";
 import { ChunkStream } from "./stream.js";
-import type { ChatChunk, Completion, EngineInfo, Notice } from "./types.js";
+import type { ChatChunk, Completion, EngineInfo, Notice, RequestMetrics } from "./types.js";
 
 /** What the client tells its owner, beside the answers. */
 export interface ClientHooks {
   /** Bytes in use, with any message that carries them. */
   onMemory?(memory: EngineInfo["memory"]): void;
   onNotice?(notice: Notice): void;
+  onMetrics?(metrics: RequestMetrics): void;
   /** A request is under way. */
   onBegin?(method: Method): void;
   /** It is no longer, whatever became of it; `answered`: the worker has done it. */
@@ -217,6 +218,8 @@ export class Client {
   #answer(reply: RequestReply): void {
     if (reply.memory != null) this.#hooks.onMemory?.(reply.memory);
     if (reply.type === "event" && reply.event.type === "notice") this.#hooks.onNotice?.(reply.event.notice);
+    if (reply.type === "event" && reply.event.type === "metrics")
+      this.#hooks.onMetrics?.(reply.event.metrics);
     // Unknown ids are requests that were aborted or left: their last messages are still on the way.
     const entry = this.#pending.get(reply.id);
     if (entry === undefined) return;

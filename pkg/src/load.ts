@@ -69,6 +69,7 @@ export function makeLoad(host: LoadHost): (source: ModelSource, options?: LoadOp
         signal,
         onMemory: (update) => Object.assign(memory, update),
         onNotice,
+        onMetrics: (metrics) => tell(options.onMetrics?.bind(options), metrics),
         onBegin: (method) => {
           if (GENERATIONS.has(method)) marker?.enter("generation");
         },

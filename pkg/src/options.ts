@@ -24,6 +24,7 @@ const LIMITS = [
   "maxSessions",
   "sessionTtlSeconds",
   "kvBytes",
+  "memoryBytes",
   "responseBytes",
   "diskBytes",
   "maxInputTokens",
@@ -33,6 +34,7 @@ const LIMITS = [
 const CHECKS: Record<keyof LoadOptions, Check> = {
   onProgress: fn,
   onNotice: fn,
+  onMetrics: fn,
   signal: { ok: (value) => value instanceof AbortSignal, wanted: "an AbortSignal" },
   contextLength: {
     ok: (value) => integer(value, 1, MAX_CONTEXT),
@@ -50,6 +52,7 @@ const CHECKS: Record<keyof LoadOptions, Check> = {
     ok: (value) => typeof value === "boolean" || typeof value === "string",
     wanted: "a boolean or a text",
   },
+  normalize: { ok: (value) => typeof value === "boolean", wanted: "a boolean" },
   limits: {
     ok: (value) =>
       record(value) &&
@@ -105,7 +108,8 @@ export function checkOptions(options: LoadOptions): void {
 
 /** The part of the options that the worker reads. */
 export function wireOptions(options: LoadOptions): WireLoadOptions {
-  const { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases, speculation } = options;
+  const { contextLength, threads, kv, cache, fastImage, warmup, normalize, limits, phrases, speculation } =
+    options;
   const wire: WireLoadOptions = {
     contextLength,
     threads,
@@ -113,6 +117,7 @@ export function wireOptions(options: LoadOptions): WireLoadOptions {
     cache,
     fastImage,
     warmup,
+    normalize,
     limits,
     phrases,
     speculation,

@@ -18,6 +18,7 @@ import type {
   Notice,
   Profile,
   Progress,
+  RequestMetrics,
   SessionInfo,
   StoredModel,
   Tier,
@@ -46,7 +47,16 @@ export type WireSource = (WireFile & { sha256?: string }) | { files: WireFile[] 
 /** The load options that the worker reads; what was left out is absent. */
 export type WireLoadOptions = Pick<
   LoadOptions,
-  "contextLength" | "threads" | "kv" | "cache" | "fastImage" | "warmup" | "limits" | "phrases" | "speculation"
+  | "contextLength"
+  | "threads"
+  | "kv"
+  | "cache"
+  | "fastImage"
+  | "warmup"
+  | "normalize"
+  | "limits"
+  | "phrases"
+  | "speculation"
 >;
 
 /** First message to the worker's shell. */
@@ -189,6 +199,7 @@ export type ThreadReply =
 export type RequestEvent =
   | { type: "progress"; progress: Progress }
   | { type: "notice"; notice: Notice }
+  | { type: "metrics"; metrics: RequestMetrics }
   | { type: "chunk"; chunk: ChatChunk | Completion };
 
 /** Bytes in use, beside any event or result that carries it. */

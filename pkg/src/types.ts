@@ -72,8 +72,16 @@ export interface Limits {
   maxSessions?: number;
   /** Seconds without use after which a session leaves memory. Default 300. */
   sessionTtlSeconds?: number;
-  /** Bytes of KV caches in memory. */
+  /** Bytes of KV caches in memory; an answer that alone needs more takes it. Default 512 MiB. */
   kvBytes?: number;
+  /**
+   * Bytes of the engine's memory in use, weights and all caches together. Default: half of the device's memory where the
+   * browser tells it, at least what the model with one whole context needs, at most 4 GiB. Where it is full, what is missed
+   * least goes: work ahead, kept answers, token ids, conversations without a `session_id`, the warmed-up system prompt,
+   * sessions that are on disk, other sessions, each the least recently used first. A request for which there is no room then
+   * rejects with `out_of_memory`; nothing else ends with it. A model that does not fit with its context is `too_large`.
+   */
+  memoryBytes?: number;
   /** Bytes of the response cache. */
   responseBytes?: number;
   /** Bytes of all sessions on disk; the one used longest ago goes first. Default 1 GiB, 0 writes none. */
@@ -90,6 +98,8 @@ export interface LoadOptions {
   onProgress?(p: Progress): void;
   /** Called with things worth telling, while loading and later. */
   onNotice?(n: Notice): void;
+  /** Called after each chat or completion that was answered or aborted, with what it took: for a live panel, without asking. */
+  onMetrics?(m: RequestMetrics): void;
   /** Aborts the load in any phase; the promise rejects with an `AbortError`. */
   signal?: AbortSignal;
   /**
@@ -114,8 +124,18 @@ export interface LoadOptions {
   fastImage?: boolean;
   /** Number type of the KV cache. Default `f16`. */
   kv?: "f16" | "f32" | "q8";
-  /** Run once before ready; a string is prefilled. Default true. */
+  /**
+   * `true` (default): the kernels run once before the engine is ready, and then, while nobody asks anything, the session that
+   * was used last comes back to memory. A string does that too and is the system prompt: it is prefilled after the load, so that
+   * the first chat with it has it (`usage.prompt_tokens_details.cached_tokens`). Any request goes first. `false`: none of it.
+   */
   warmup?: boolean | string;
+  /**
+   * Bring what users write in chats to one spelling before it is asked: NFC, no white space at either end, one space or line
+   * break for a run of it. More questions are then answered by a kept answer. It changes the question (the indentation of
+   * code goes), and the answer is that to the changed one. Default false.
+   */
+  normalize?: boolean;
   limits?: Limits;
   /**
    * Texts that are likely to come, such as a system prompt: they are tokenised with the load, so that the tokenizer's cache
@@ -254,23 +274,31 @@ export interface SessionInfo {
 export interface CacheStats {
   hits: number;
   misses: number;
+  /** Hits by look-ups, 0..1; 0 before the first look-up. */
+  hitRate: number;
   entries: number;
   bytes: number;
 }
 
 /**
- * The tokenizer's cache. What is looked up are the parts of a text between special tokens; a level's `hitRate` (0..1, 0 before
- * the first look-up) is its hits by its look-ups.
+ * The tokenizer's cache. What is looked up are the parts of a text between special tokens.
  */
 export interface TokenizerCacheStats extends CacheStats {
-  hitRate: number;
   /** Of all look-ups, those that either level answered. */
   combinedHitRate: number;
   /** Tokens that all look-ups came to, and those of them that either level gave. */
   tokens: number;
   reusedTokens: number;
   /** The second level, which goes from visit to visit; it is asked for what the first one misses. `bytes` are those in memory. */
-  disk: CacheStats & { hitRate: number };
+  disk: CacheStats;
+}
+
+/** Sessions. A hit is a prompt of which some was there, whichever session it was taken from; hits are those of the window. */
+export interface SessionCacheStats extends CacheStats {
+  reusedTokens: number;
+  promptTokens: number;
+  /** Sessions that requests named and memory had not, since the load: those that came back from the disk, and the others. */
+  disk: { hits: number; misses: number; hitRate: number };
 }
 
 /** A summary of measured values. */
@@ -292,9 +320,34 @@ export interface Metrics {
   decodeTokensPerSecond: Series;
   phasesMs: { queue: Series; tokenize: Series; prefill: Series; decode: Series; detokenize: Series };
   caches: {
-    session: CacheStats & { reusedTokens: number; promptTokens: number };
+    session: SessionCacheStats;
     response: CacheStats;
     tokenizer: TokenizerCacheStats;
+  };
+  memory: EngineInfo["memory"];
+}
+
+/** What one request took; milliseconds and tokens per second. Of a kept answer nothing was prefilled or decoded. */
+export interface RequestMetrics {
+  sessionId: string | null;
+  /** Whether the answer was a kept one. */
+  cached: boolean;
+  promptTokens: number;
+  /** Of the prompt, what needed no prefill. */
+  reusedTokens: number;
+  completionTokens: number;
+  ttftMs: number;
+  totalMs: number;
+  prefillTokensPerSecond: number;
+  decodeTokensPerSecond: number;
+  phasesMs: { queue: number; tokenize: number; prefill: number; decode: number; detokenize: number };
+  /** Of each cache after the request, 0..1; as in {@link Metrics}. */
+  hitRates: {
+    session: number;
+    sessionDisk: number;
+    response: number;
+    tokenizer: number;
+    tokenizerDisk: number;
   };
   memory: EngineInfo["memory"];
 }

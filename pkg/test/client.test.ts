@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Client, type ClientHooks } from "../src/client.js";
 import { failure, QandleError } from "../src/errors.js";
-import type { EngineInfo, Notice } from "../src/types.js";
-import { chunk, FakeWorker, INFO, isOpen, texts } from "./fake_worker.js";
+import type { EngineInfo, Notice, RequestMetrics } from "../src/types.js";
+import { chunk, FakeWorker, INFO, isOpen, RECORD, texts } from "./fake_worker.js";
 
 const BODY = { messages: [{ role: "user" as const, content: "hi" }] };
 const isAbort = { name: "AbortError" };
@@ -258,13 +258,19 @@ test("memory_and_notices_reach_their_hooks_even_for_requests_that_are_gone", asy
   const memories: EngineInfo["memory"][] = [];
   const notices: Notice[] = [];
   const notice: Notice = { code: "quota", message: "full" };
-  const hooks: ClientHooks = { onMemory: (m) => memories.push(m), onNotice: (n) => notices.push(n) };
+  const records: RequestMetrics[] = [];
+  const hooks: ClientHooks = {
+    onMemory: (m) => memories.push(m),
+    onNotice: (n) => notices.push(n),
+    onMetrics: (m) => records.push(m),
+  };
   await withClient(async (worker, client) => {
     worker.say({ type: "done", id: 77, result: null, memory: INFO.memory });
     worker.event(78, { type: "notice", notice });
+    worker.event(0, { type: "metrics", metrics: RECORD });
     const reply = client.request("countTokens", { input: "x" });
     worker.done((await worker.request("countTokens")).id, 1);
     await reply;
   }, hooks);
-  assert.deepEqual([memories, notices], [[INFO.memory], [notice]]);
+  assert.deepEqual([memories, notices, records], [[INFO.memory], [notice], [RECORD]]);
 });

@@ -4,7 +4,7 @@
 import { EventEmitter, once } from "node:events";
 import type { RequestEvent } from "../src/protocol.js";
 import type { WorkerLike } from "../src/spawn.js";
-import type { ChatChunk, EngineInfo } from "../src/types.js";
+import type { ChatChunk, EngineInfo, RequestMetrics } from "../src/types.js";
 
 /** A posted message, read loosely. */
 export interface Posted {
@@ -128,6 +128,21 @@ export const INFO: EngineInfo = {
   contextLength: 128,
   load: { source: "network", ms: { total: 1 } },
   memory: { wasmBytes: 1, weightsBytes: 1, kvBytes: 1, responseBytes: 1, tokenizerBytes: 1 },
+};
+
+export const RECORD: RequestMetrics = {
+  sessionId: "s",
+  cached: false,
+  promptTokens: 10,
+  reusedTokens: 5,
+  completionTokens: 3,
+  ttftMs: 2,
+  totalMs: 4,
+  prefillTokensPerSecond: 100,
+  decodeTokensPerSecond: 50,
+  phasesMs: { queue: 0, tokenize: 0, prefill: 2, decode: 2, detokenize: 0 },
+  hitRates: { session: 1, sessionDisk: 0, response: 0, tokenizer: 1, tokenizerDisk: 0 },
+  memory: INFO.memory,
 };
 
 /** The texts of a stream, to its end. */

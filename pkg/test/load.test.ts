@@ -3,9 +3,9 @@ import { test } from "node:test";
 import type { LoadHost } from "../src/load.js";
 import { makeLoad } from "../src/load.js";
 import { START_LIMIT_MS } from "../src/spawn.js";
-import type { LoadOptions, ModelSource, Progress } from "../src/types.js";
+import type { LoadOptions, ModelSource, Progress, RequestMetrics } from "../src/types.js";
 import { BODY, bench, MODEL, PLATFORM } from "./bench.js";
-import { INFO, isOpen } from "./fake_worker.js";
+import { INFO, isOpen, RECORD } from "./fake_worker.js";
 
 test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
   bench(async (it) => {
@@ -13,6 +13,7 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     const loading = it.load(MODEL, {
       contextLength: 64,
       kv: "f32",
+      normalize: true,
       phrases: ["hello"],
       threads: 2,
       tier: "simd128",
@@ -24,7 +25,7 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     const { id, params } = await worker.request("load");
     assert.deepEqual(params, {
       source: { url: MODEL },
-      options: { contextLength: 64, threads: 2, kv: "f32", phrases: ["hello"] },
+      options: { contextLength: 64, threads: 2, kv: "f32", normalize: true, phrases: ["hello"] },
     });
     const step = {
       phase: "load",
@@ -45,6 +46,18 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     );
     assert.equal(engine.info.runtime.isolated, true);
     assert.equal(engine.info.model.name, "tiny");
+  }));
+
+test("each_request_s_metrics_reach_the_callback_of_the_load_and_no_other_request", () =>
+  bench(async (it) => {
+    const records: RequestMetrics[] = [];
+    const { engine, worker } = await it.engine({ onMetrics: (m) => records.push(m) });
+    const reply = engine.countTokens("x");
+    const { id } = await worker.request("countTokens");
+    worker.event(0, { type: "metrics", metrics: RECORD });
+    worker.done(id, 1);
+    assert.equal(await reply, 1);
+    assert.deepEqual(records, [RECORD]);
   }));
 
 test("info_memory_is_live", () =>
@@ -70,6 +83,9 @@ test("what_is_wrong_is_told_before_a_worker_starts", () =>
       [MODEL, { contextLenght: 5 } as LoadOptions, "invalid_request"],
       [MODEL, { toString: 5 } as unknown as LoadOptions, "invalid_request"],
       [MODEL, { limits: { maxSessions: -1 } }, "invalid_request"],
+      [MODEL, { limits: { memoryBytes: 0.5 } }, "invalid_request"],
+      [MODEL, { normalize: "yes" as unknown as boolean }, "invalid_request"],
+      [MODEL, { onMetrics: 5 as unknown as () => void }, "invalid_request"],
       [MODEL, { limits: { sessions: 1 } as LoadOptions["limits"] }, "invalid_request"],
       [MODEL, { signal: {} as AbortSignal }, "invalid_request"],
       [MODEL, { mirrors: { hf: [] } }, "invalid_request"],

@@ -1,8 +1,9 @@
 //! Work ahead: while nobody asks anything, an answer is computed as the next turn will bring it back. A template that leaves
-//! the thoughts of earlier turns out would otherwise make that turn prefill the whole answer.
+//! the thoughts of earlier turns out would otherwise make that turn prefill the whole answer. So is the beginning that a
+//! warm-up was given, which all chats with that system prompt then share.
 
 use super::{now_ms, Engine};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metrics::ms_since;
 use crate::model::{Advance, Pass, Want};
 use crate::session::Session;
@@ -14,9 +15,13 @@ const SLICE: usize = 32;
 /// As long as a step takes, ms.
 const STEP_MS: f64 = 10.0;
 
-/// A session's history as its next turn will begin.
+/// Users whose questions have no beginning in common: what their chats have is the system prompt's.
+const USERS: [&str; 2] = ["A", "7"];
+
+/// A session's history as its next turn will begin, or the beginning of all chats.
 pub(super) struct Ahead {
-    name: String,
+    /// Whose; `None`: the beginning of all.
+    name: Option<String>,
     ids: Vec<u32>,
     /// What is computed on, once that was begun, and the history that it was taken from.
     work: Option<(Session, Vec<u32>)>,
@@ -43,14 +48,33 @@ impl Engine {
         let rendered = self.text.template()?.render(&messages, tools, Some(false), kwargs)?;
         let ids = self.text.preload_prompt(&rendered)?;
         if let Some(name) = session.filter(|_| ids.len() < self.context_length) {
-            self.ahead = Some(Ahead { name: name.to_string(), ids, work: None, pass: None });
+            self.ahead = Some(Ahead::new(Some(name.to_string()), ids));
         }
+        Ok(())
+    }
+
+    /// Leaves the beginning that all chats with this system prompt have in common to be computed, after what is being
+    /// computed. A request ends that; what is left of it goes on afterwards.
+    ///
+    /// # Errors
+    /// What the template says of a system prompt; `unsupported_model` where there is none.
+    pub fn foresee_chats(&mut self, system: &str) -> Result<()> {
+        let mut prompt = |user: &str| {
+            let messages =
+                json!([{ "role": "system", "content": system }, { "role": "user", "content": user }]);
+            let rendered = self.text.template()?.render(&messages, None, Some(true), &Map::new())?;
+            self.text.preload_prompt(&rendered)
+        };
+        let [first, second] = [prompt(USERS[0])?, prompt(USERS[1])?];
+        let common = first.iter().zip(&second).take_while(|(a, b)| a == b);
+        let ids: Vec<u32> = common.map(|(id, _)| *id).collect();
+        self.beginning = Some(ids).filter(|ids| !ids.is_empty() && ids.len() < self.context_length);
         Ok(())
     }
 
     /// Whether there is something to compute ahead.
     pub fn is_ahead(&self) -> bool {
-        self.ahead.is_some()
+        self.ahead.is_some() || self.beginning.is_some()
     }
 
     /// Computes ahead for some ms; `false`: there is nothing left to do.
@@ -58,28 +82,57 @@ impl Engine {
     /// # Errors
     /// As a turn's. The work is given up.
     pub fn work_ahead(&mut self) -> Result<bool> {
-        let Some(mut ahead) = self.ahead.take() else { return Ok(false) };
+        let next = self.ahead.take().or_else(|| Some(Ahead::new(None, self.beginning.clone()?)));
+        let Some(mut ahead) = next else { return Ok(false) };
         if ahead.work.is_none() {
-            let Some(mut session) = self.sessions.copy(&ahead.name) else { return Ok(false) };
-            let history = session.tokens.clone();
+            let Some((mut session, history)) = self.begun_on(&ahead) else { return Ok(self.is_ahead()) };
             session.truncate(session.common_prefix(&ahead.ids));
             ahead.work = Some((session, history));
         }
         let begun = Instant::now();
         let mut more = true;
         while more && ms_since(begun) < STEP_MS {
-            more = ahead.advance(self)?;
+            more = match ahead.advance(self) {
+                // Only what the disk has makes way for a guess.
+                Err(Error::OutOfMemory(_)) if self.sessions.evict_saved(ahead.name.as_deref()) => true,
+                Err(error) => {
+                    self.beginning = self.beginning.take().filter(|_| ahead.name.is_some());
+                    return Err(error);
+                }
+                advanced => advanced?,
+            };
+        }
+        if !more && ahead.name.is_none() {
+            self.beginning = None;
         }
         self.ahead = Some(ahead);
         if !more {
             self.end_ahead();
         }
-        Ok(more)
+        Ok(more || self.is_ahead())
+    }
+
+    /// What the work begins with, and its history.
+    fn begun_on(&self, ahead: &Ahead) -> Option<(Session, Vec<u32>)> {
+        let session = match &ahead.name {
+            Some(name) => self.sessions.copy(name)?,
+            None => {
+                let mut session = Session::new(self.new_cache(), now_ms());
+                self.sessions.share(&mut session, &ahead.ids);
+                session
+            }
+        };
+        let history = session.tokens.clone();
+        Some((session, history))
     }
 
     /// Ends the work: what is computed stays, where the session is still the one that it was begun on.
     pub fn end_ahead(&mut self) {
         let Some(Ahead { name, work: Some((mut session, history)), .. }) = self.ahead.take() else { return };
+        let Some(name) = name else {
+            session.offered = session.tokens.len();
+            return self.sessions.set_beginning(session);
+        };
         let unchanged = self.sessions.copy(&name).is_some_and(|now| now.tokens == history);
         if unchanged && session.tokens != history {
             session.offered = session.tokens.len();
@@ -89,6 +142,10 @@ impl Engine {
 }
 
 impl Ahead {
+    fn new(name: Option<String>, ids: Vec<u32>) -> Self {
+        Self { name, ids, work: None, pass: None }
+    }
+
     /// One layer; `false`: all is computed.
     fn advance(&mut self, engine: &Engine) -> Result<bool> {
         let Some((session, _)) = &mut self.work else { return Ok(false) };

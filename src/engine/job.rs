@@ -65,6 +65,7 @@ impl Engine {
         let queue_ms = ms_since(arrived);
         let begun = Instant::now();
         self.end_ahead();
+        let body = self.normalized(body)?;
         let (prompt, reasoning) = match &body.prompt {
             Prompt::Chat { messages, tools, kwargs } => {
                 self.chat_prompt(messages, tools.as_ref(), true, kwargs)?
@@ -147,9 +148,10 @@ impl Engine {
             speculates: self.speculation,
         };
         request.check(&self.model)?;
+        self.check_room(request.prompt.len())?;
         let now = now_ms();
         let own = name.and_then(|name| self.sessions.take(name, now));
-        let mut session = own.unwrap_or_else(|| Session::new(self.model.new_cache(), now));
+        let mut session = own.unwrap_or_else(|| Session::new(self.new_cache(), now));
         if body.cache != Cache::Off {
             self.sessions.share(&mut session, &request.prompt);
         }
@@ -178,7 +180,13 @@ impl Engine {
         let mut turns: Vec<&mut Turn> = jobs.iter_mut().filter_map(|job| job.turn_mut()).collect();
         let stepped = self.schedule.step(&self.model, self.text.tokenizer.as_ref(), &mut turns);
         for (at, steps) in stepped {
-            outcomes.push((at, steps.map(|steps| self.outcome(jobs[at], steps))));
+            match steps {
+                // The turn is as it was before; the next step tries the same again.
+                Err(Error::OutOfMemory(why)) => {
+                    outcomes.extend(self.make_room(why).err().map(|error| (at, Err(error))));
+                }
+                steps => outcomes.push((at, steps.map(|steps| self.outcome(jobs[at], steps)))),
+            }
         }
         outcomes
     }
@@ -246,14 +254,16 @@ impl Engine {
         if let Some((key, mut answer)) = job.keep.take().filter(|_| finish != Finish::Abort) {
             (answer.finish, answer.completion_tokens) = (Some(finish), progress.completion_tokens);
             self.responses.put(key, answer, now_ms());
+            self.keep_within();
         }
-        self.window.push(RequestRecord {
+        let record = RequestRecord {
             timings: job.timings,
             prompt_tokens: progress.prompt_tokens,
             reused_tokens: progress.reused_tokens,
             detokenize_ms: progress.detokenize_ms,
             cached,
-        });
+        };
+        self.record(record, job.body.session_id.as_deref(), progress.completion_tokens);
         let extra = extra(job.body.session_id.as_deref(), &progress, &job.timings, cached);
         let ids = job.body.return_tokens.then_some(&job.ids[..]);
         let done = if job.body.stream {

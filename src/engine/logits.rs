@@ -20,7 +20,13 @@ pub struct LogitsJob {
 
 impl LogitsJob {
     /// As [`super::Engine::logits`].
-    pub(super) fn new(model: &Model, ids: Vec<u32>, all: bool, context_length: usize) -> Result<Self> {
+    pub(super) fn new(
+        model: &Model,
+        cache: KvCache,
+        ids: Vec<u32>,
+        all: bool,
+        context_length: usize,
+    ) -> Result<Self> {
         if ids.is_empty() {
             return Err(Error::invalid_request("logits needs at least one token id"));
         }
@@ -36,7 +42,7 @@ impl LogitsJob {
                 "{rows} rows of {vocab} logits are {bytes} bytes, at most {MAX_LOGITS_BYTES} are given at once"
             )));
         }
-        Ok(Self { ids, all, at: 0, cache: model.new_cache(), pass: None })
+        Ok(Self { ids, all, at: 0, cache, pass: None })
     }
 
     /// Positions whose logits come out.

@@ -96,8 +96,17 @@ impl TextSide {
 
     /// Bytes of tokenizer and cache.
     pub(super) fn tokenizer_bytes(&self) -> usize {
-        let tokens = self.tokens.as_ref().map_or(0, TokenCache::bytes);
-        self.tokenizer.as_ref().map_or(0, Tokenizer::memory_bytes) + tokens
+        self.tokenizer.as_ref().map_or(0, Tokenizer::memory_bytes) + self.token_cache_bytes()
+    }
+
+    /// Bytes of the cache.
+    pub(super) fn token_cache_bytes(&self) -> usize {
+        self.tokens.as_ref().map_or(0, TokenCache::bytes)
+    }
+
+    /// Forgets what is cached; `false`: there was nothing.
+    pub(super) fn drop_token_cache(&mut self) -> bool {
+        self.tokens.as_mut().is_some_and(TokenCache::clear)
     }
 
     /// What the cache counted.

@@ -1,10 +1,12 @@
 //! A page: 64 positions of all layers, as f16, f32 or 8-bit quants, written a head at a time and widened to f32.
 
+use super::budget::{Budget, Share};
 use super::PAGE;
 use crate::error::{Error, Result};
 use crate::kernels::math::F32x4;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Columns of a head that share a scale in [`KvKind::Q8`].
 const BLOCK: usize = 32;
@@ -87,6 +89,7 @@ impl KvShape {
 pub struct Page {
     data: Data,
     shape: KvShape,
+    share: Share,
 }
 
 #[derive(Debug, Clone)]
@@ -108,7 +111,14 @@ pub enum Plane<'a> {
 }
 
 impl Page {
-    pub(super) fn new(shape: KvShape) -> Result<Self> {
+    pub(super) fn new(shape: KvShape, budget: &Arc<Budget>) -> Result<Self> {
+        let bytes = shape.page_bytes() as u64;
+        let share = budget.take(bytes).ok_or_else(|| {
+            Error::out_of_memory(format!(
+                "{bytes} bytes for a page of the KV cache, of which {} are left",
+                budget.room()
+            ))
+        })?;
         let len = shape.planes() * shape.head_len();
         let data = match shape.kind {
             KvKind::F16 => Data::F16(zeros(len)?),
@@ -117,7 +127,7 @@ impl Page {
                 Data::Q8 { quants: zeros(len)?, scales: zeros(shape.planes() * shape.head_scales())? }
             }
         };
-        Ok(Self { data, shape })
+        Ok(Self { data, shape, share })
     }
 
     /// All its bytes, [`KvShape::page_bytes`] of them, little-endian.
@@ -138,11 +148,11 @@ impl Page {
     ///
     /// # Errors
     /// `out_of_memory`.
-    pub(crate) fn from_bytes(shape: KvShape, bytes: &[u8]) -> Result<Option<Self>> {
+    pub(crate) fn from_bytes(shape: KvShape, bytes: &[u8], budget: &Arc<Budget>) -> Result<Option<Self>> {
         if bytes.len() != shape.page_bytes() {
             return Ok(None);
         }
-        let mut page = Self::new(shape)?;
+        let mut page = Self::new(shape, budget)?;
         let floats = |to: &mut [f32], from: &[u8]| {
             to.iter_mut().zip(from.as_chunks().0).fold(true, |finite, (x, bytes)| {
                 *x = f32::from_le_bytes(*bytes);
@@ -167,7 +177,7 @@ impl Page {
     }
 
     pub(super) fn copy(&self) -> Result<Self> {
-        let mut page = Self::new(self.shape)?;
+        let mut page = Self::new(self.shape, &self.share.budget)?;
         match (&mut page.data, &self.data) {
             (Data::F16(to), Data::F16(from)) => to.copy_from_slice(from),
             (Data::F32(to), Data::F32(from)) => to.copy_from_slice(from),

@@ -92,10 +92,12 @@ impl Db {
             .dyn_into()
             .map_err(|_| JsValue::from("there is no IndexedDB"))?;
         let request = factory.open_with_u32(NAME, VERSION)?;
-        let making = request.clone();
-        // It may be called long after nobody waits for it any more.
-        let upgrade = Closure::once_into_js(move || {
-            let Ok(db) = making.result().and_then(|db| db.dyn_into::<IdbDatabase>()) else { return };
+        // It may be called long after nobody waits for it any more. It must not hold the request, which holds it: neither
+        // would ever go, nor would the database.
+        let upgrade = Closure::once_into_js(|event: JsValue| {
+            let request = Reflect::get(&event, &"target".into());
+            let db = request.and_then(|request| Reflect::get(&request, &"result".into()));
+            let Ok(db) = db.and_then(|db| db.dyn_into::<IdbDatabase>()) else { return };
             for table in TABLES {
                 // It fails where the table is there already.
                 let _ = db.create_object_store(table.name());

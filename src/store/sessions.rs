@@ -3,10 +3,12 @@
 use super::db::{Change, Refusal, Table};
 use super::Store;
 use crate::error::Result;
+use crate::kv_cache::Budget;
 use crate::session::Session;
 use crate::snapshot::{pages_of, row_of, Restoring, Row};
 use js_sys::Uint8Array;
 use std::collections::HashSet;
+use std::sync::Arc;
 use wasm_bindgen::{JsCast, JsValue};
 
 const TABLES: [Table; 2] = [Table::Sessions, Table::Pages];
@@ -112,13 +114,18 @@ impl Store {
         Ok(())
     }
 
-    /// The session of a row, as far as its pages are there and right.
+    /// The session of a row, as far as its pages are there and right, and `go_on` says so.
     ///
     /// # Errors
-    /// `out_of_memory`.
-    pub async fn restore_session(&self, row: Row) -> Result<Session> {
-        let mut restoring = Restoring::new(row);
-        while let Some(key) = restoring.next() {
+    /// `out_of_memory`, which a page beyond the budget is too.
+    pub async fn restore_session(
+        &self,
+        row: Row,
+        budget: Arc<Budget>,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Session> {
+        let mut restoring = Restoring::new(row).within(budget);
+        while let Some(key) = restoring.next().filter(|_| go_on()) {
             let found = self.db().get(Table::Pages, &key).await.ok().flatten();
             let Some(bytes) = found.and_then(|bytes: JsValue| bytes.dyn_into::<Uint8Array>().ok()) else {
                 break;

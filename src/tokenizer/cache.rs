@@ -8,6 +8,7 @@ use super::bpe::Scratch;
 use super::kept::{Changes, Kept};
 use super::{Piece, Special, Tokenizer};
 use crate::error::Result;
+use crate::metrics::hit_rate;
 use serde_json::{json, Value};
 use std::collections::HashMap;
 
@@ -172,6 +173,15 @@ impl TokenCache {
         self.kept.written(changes);
     }
 
+    /// Forgets both levels; the counts stay, and what is on the disk. `false`: there was nothing.
+    pub fn clear(&mut self) -> bool {
+        let any = self.bytes() > 0;
+        self.parts.clear();
+        self.bytes = 0;
+        self.kept.clear();
+        any
+    }
+
     /// Bytes of both levels.
     pub fn bytes(&self) -> usize {
         self.bytes + self.kept.bytes()
@@ -180,14 +190,13 @@ impl TokenCache {
     /// `CacheStats` of the first level, with those of the second as `disk`, whose look-ups are the first one's misses.
     pub fn stats(&self) -> Value {
         let Counts { hits, misses, kept_hits, tokens, reused_tokens } = self.counts;
-        let rate = |hits: u64, of: u64| if of > 0 { hits as f64 / of as f64 } else { 0.0 };
         json!({
             "hits": hits,
             "misses": misses,
             "entries": self.parts.len(),
             "bytes": self.bytes,
-            "hitRate": rate(hits, hits + misses),
-            "combinedHitRate": rate(hits + kept_hits, hits + misses),
+            "hitRate": hit_rate(hits, misses),
+            "combinedHitRate": hit_rate(hits + kept_hits, misses - kept_hits),
             "tokens": tokens,
             "reusedTokens": reused_tokens,
             "disk": {
@@ -195,7 +204,7 @@ impl TokenCache {
                 "misses": misses - kept_hits,
                 "entries": self.kept.len(),
                 "bytes": self.kept.bytes(),
-                "hitRate": rate(kept_hits, misses),
+                "hitRate": hit_rate(kept_hits, misses - kept_hits),
             },
         })
     }

@@ -103,6 +103,12 @@ impl Kept {
         }
     }
 
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.id_bytes = 0;
+        self.written = self.uses;
+    }
+
     /// Takes in this vocabulary's entries of a record, all of whose ids are below `n_ids`.
     pub(super) fn read(&mut self, record: &[u8], n_ids: usize) {
         self.is_read = true;

@@ -425,7 +425,7 @@ fn read_kinds(metadata: &mut Metadata) -> Result<Option<Vec<Kind>>> {
 }
 
 /// Unicode normal form C, with the tables of `tokenizers`; what is in it already is not copied.
-fn nfc(text: &str) -> Result<Cow<'_, str>> {
+pub(crate) fn nfc(text: &str) -> Result<Cow<'_, str>> {
     if is_nfc_quick(text.chars()) == IsNormalized::Yes {
         return Ok(Cow::Borrowed(text));
     }

@@ -42,11 +42,12 @@ impl Inner {
         }
         let source = Files::from_js(&request.param("source"))?;
         let all = request.json()?;
-        let options = match all.get("options") {
+        let mut options: Options = match all.get("options") {
             None | Some(Value::Null) => Options::default(),
             Some(options) => serde_json::from_value(options.clone())
                 .map_err(|e| Error::invalid_request(format!("options: {e}")))?,
         };
+        options.device_bytes = wire::device_bytes();
         let report = Rc::new(Report::new(self.clone(), request.id, source.kind()));
         let warm_up = all["options"]["warmup"] != false;
         let wanted = all["source"]["sha256"].as_str().map(str::to_string);
@@ -96,6 +97,9 @@ impl Inner {
             }
         }
         wasm_bindgen_futures::spawn_local(self.clone().read_on());
+        if warm_up {
+            self.after_load(all["options"]["warmup"].as_str().map(str::to_string));
+        }
         Ok(info)
     }
 }

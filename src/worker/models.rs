@@ -4,7 +4,7 @@ use super::beginning::Beginning;
 use super::files::Files;
 use super::wire::{self, Request};
 use super::Inner;
-use crate::engine::{now_ms, Engine, Options};
+use crate::engine::{now_ms, Engine, Options, SCRATCH_BYTES};
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
 use crate::store::browser::{each_piece, lock, sha256, storage_estimate};
@@ -301,7 +301,7 @@ fn model_name(metadata: &mut Metadata) -> Option<String> {
 fn context_that_fits(plan: &Plan, options: &Options) -> Option<usize> {
     let fits = |context: &usize| {
         let options = Options { context_length: Some(*context), ..options.clone() };
-        Engine::planned_bytes(plan, &options).is_ok_and(|needed| needed <= MEMORY)
+        Engine::planned_bytes(plan, &options).is_ok_and(|needed| needed <= most_bytes(&options))
     };
     let context = options.context_length.unwrap_or(4096).min(plan.config.max_position_embeddings);
     (0..).map(|halvings| context >> halvings).take_while(|n| *n >= 512).find(fits)
@@ -315,14 +315,20 @@ pub(super) fn too_large(plan: &Plan, options: &Options) -> Result<(Error, Value)
         Some(n) => format!("a contextLength of {n} fits"),
         None => "take a smaller model or quantization".to_string(),
     };
+    let most = most_bytes(options);
     let message = format!(
-        "weights and the KV cache of the whole context need {needed} bytes, wasm memory holds {MEMORY} of them: {advice}"
+        "weights and the KV cache of the whole context need {needed} bytes, wasm memory holds {most} of them: {advice}"
     );
-    let mut detail = json!({ "neededBytes": needed, "limitBytes": MEMORY });
+    let mut detail = json!({ "neededBytes": needed, "limitBytes": most });
     if let Some(n) = fits {
         detail["proposal"] = json!({ "contextLength": n });
     }
     Ok((Error::too_large(message), detail))
+}
+
+/// Bytes that weights and one whole context may take.
+fn most_bytes(options: &Options) -> u64 {
+    options.limits.memory_bytes.map_or(MEMORY, |bytes| MEMORY.min(bytes.saturating_sub(SCRATCH_BYTES)))
 }
 
 /// Whether a model fits.
@@ -330,7 +336,7 @@ pub(super) fn too_large(plan: &Plan, options: &Options) -> Result<(Error, Value)
 /// # Errors
 /// `invalid_request` for a context that it was not made for.
 pub(super) fn fits(plan: &Plan, options: &Options) -> Result<bool> {
-    Ok(Engine::planned_bytes(plan, options)? <= MEMORY)
+    Ok(Engine::planned_bytes(plan, options)? <= most_bytes(options))
 }
 
 impl Inner {

@@ -15,9 +15,6 @@ use wasm_bindgen_futures::spawn_local;
 use web_sys::AbortController;
 use web_time::Instant;
 
-/// Sessions that wait to be written while requests run; with more, the requests wait.
-const MOST_LEAVING: usize = 2;
-
 /// A request that waits.
 pub(super) struct Queued {
     pub(super) request: Request,
@@ -121,8 +118,9 @@ impl Inner {
                 break;
             }
             self.events.turn().await;
+            // Their pages are room for those that are worked on.
+            self.save_leaving().await;
             self.step(&mut active);
-            self.let_leave().await;
         }
         self.busy.set(false);
         self.work_ahead();
@@ -259,21 +257,6 @@ impl Inner {
             self.give_up_image();
         }
         self.settle(id, result);
-    }
-
-    /// Lets sessions that left memory be written beside the requests, which wait where too many do.
-    async fn let_leave(self: &Rc<Self>) {
-        match self.with(|engine| Ok(engine.sessions().leaving())).unwrap_or(0) {
-            0 => {}
-            ..=MOST_LEAVING if self.leaving.replace(true) => {}
-            ..=MOST_LEAVING => {
-                let inner = self.clone();
-                spawn_local(async move {
-                    inner.save_leaving().await;
-                    inner.leaving.set(false);
-                });
-            }
-            _ => self.save_leaving().await,
-        }
+        self.tell_metrics();
     }
 }

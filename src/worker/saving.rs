@@ -17,7 +17,7 @@ use wasm_bindgen::JsValue;
 use wasm_bindgen_futures::spawn_local;
 
 /// Sessions are written so long after a request, ms, if nobody asks anything.
-const LATER_MS: i32 = 200;
+pub(super) const LATER_MS: i32 = 200;
 /// Bytes of pages that are written at a time.
 const BATCH: u64 = 8 << 20;
 /// What takes longer is given up, ms, and with it all that is kept on this disk: some databases never answer.
@@ -53,23 +53,25 @@ impl Inner {
 
     /// Writes sessions that left memory before they were written.
     pub(super) async fn save_leaving(&self) {
-        if !self.keeps_sessions.get() {
-            let _ = self.with(|engine| Ok(while engine.sessions().take_leaving().is_some() {}));
-        }
         let write_one = async || {
             // Not before it is this one's turn: until then memory gives it back.
             let leaving = self.with(|engine| Ok(engine.sessions().take_leaving()))?;
             match &leaving {
-                Some((id, session)) => self.write(id, session).await.map(|()| true),
-                None => Ok(false),
+                Some((id, session)) => self.write(id, session).await,
+                None => Ok(()),
             }
         };
-        // What cannot be kept is computed again.
-        while self.on_disk(write_one()).await.unwrap_or(false) {}
+        while self.with(|engine| Ok(engine.sessions().is_leaving())).unwrap_or_default() {
+            // What cannot be kept is computed again.
+            let written = self.on_disk(write_one()).await;
+            if written.is_err() && !self.keeps_sessions.get() {
+                let _ = self.with(|engine| Ok(engine.sessions().drop_leaving()));
+            }
+        }
     }
 
     /// Reads or writes on the disk, one at a time, as long as it answers.
-    async fn on_disk<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn on_disk<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         if !self.keeps_sessions.get() {
             return Err(Error::invalid_request("this engine keeps no sessions on disk"));
         }
@@ -152,20 +154,33 @@ impl Inner {
     /// it anew.
     pub(super) async fn restore_session(&self, id: &str) {
         if self.may_be_on_disk(id) {
-            let _ = self.on_disk(self.restore(id)).await;
+            while let Ok(false) = self.on_disk(self.restore(id)).await {
+                self.save_leaving().await;
+            }
         }
     }
 
-    async fn restore(&self, id: &str) -> Result<()> {
+    /// `false`: there is no room before those that leave are written.
+    async fn restore(&self, id: &str) -> Result<bool> {
+        let miss = || {
+            self.with(|engine| {
+                engine.sessions().missed();
+                Ok(true)
+            })
+        };
         let store = self.open_disk().await?;
         if !store.has_session(id).await? {
-            return Ok(());
+            return miss();
         }
         let (model, shape) =
             (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache().shape()))?);
         let row = store.session(&model, id).await?.filter(|row| row.fits(&model, id, shape));
-        let Some(row) = row else { return Ok(()) };
-        let session = store.restore_session(row.clone()).await?;
+        let Some(row) = row else { return miss() };
+        if !self.with(|engine| engine.make_room_for(row.bytes))? {
+            return Ok(false);
+        }
+        let budget = self.with(|engine| Ok(engine.page_budget()))?;
+        let session = store.restore_session(row.clone(), budget, || true).await?;
         if session.tokens.len() < row.tokens.len() {
             // A page is damaged: it goes, with what follows it, and is written anew by and by.
             match session.tokens.is_empty() {
@@ -178,12 +193,12 @@ impl Inner {
         }
         self.with(|engine| {
             engine.sessions().restored(id, session, now_ms());
-            Ok(())
+            Ok(true)
         })
     }
 
     /// The store. Where it does not open, it is not tried at every request again.
-    async fn open_disk(&self) -> Result<Store> {
+    pub(super) async fn open_disk(&self) -> Result<Store> {
         Store::open(None).await.map_err(|refusal| {
             self.keeps_sessions.set(false);
             refusal.into()
@@ -196,7 +211,7 @@ impl Inner {
     }
 
     /// As [`Inner::identity`], but stands back while somebody asks something.
-    async fn identity_in_idle_time(&self) -> Result<String> {
+    pub(super) async fn identity_in_idle_time(&self) -> Result<String> {
         let idle = async || {
             while self.busy.get() || self.working_ahead.get() {
                 sleep(LATER_MS, None).await;

@@ -125,6 +125,13 @@ pub fn wasm_bytes() -> u64 {
     core::arch::wasm32::memory_size(0) as u64 * 65536
 }
 
+/// Bytes of the device's memory, roughly, where the browser tells.
+pub fn device_bytes() -> Option<u64> {
+    let navigator = Reflect::get(&js_sys::global(), &"navigator".into()).ok()?;
+    let gigabytes = Reflect::get(&navigator, &"deviceMemory".into()).ok()?.as_f64()?;
+    (gigabytes > 0.0).then_some((gigabytes * f64::from(1 << 30)) as u64)
+}
+
 /// A seed for requests that bring none.
 pub fn random_u64() -> u64 {
     let half = || (js_sys::Math::random() * 4294967296.0) as u64;

@@ -11,7 +11,7 @@ fn chat(messages: &Value, session: &str) -> Value {
     json!({ "messages": messages, "temperature": 0, "max_tokens": 6, "session_id": session, "return_tokens": true, "cache": "refresh" })
 }
 
-fn ask(engine: &mut Engine, body: &Value) -> Value {
+pub(super) fn ask(engine: &mut Engine, body: &Value) -> Value {
     let mut job = engine.begin(Body::chat(body, engine.n_tokens()).unwrap(), Instant::now(), 7).unwrap();
     loop {
         if let Some(reply) = engine.step(&mut job).unwrap().done {

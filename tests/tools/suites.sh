@@ -138,13 +138,23 @@ run_loads() {
   node tests/bench/load.mjs ${rounds:+--rounds "$rounds"} ${json:+--json "$json"}
 }
 
-run_workload() {
+# One build, which is enough for what compares an engine with itself.
+build_relaxed() {
   need_chromium
-  need_model 0.5b
   prepare_wasm
   local tier
   for tier in relaxed page; do build_wasm "$tier"; done
   build_package
+}
+
+run_soak() {
+  build_relaxed
+  node tests/bench/soak.mjs ${requests:+--requests "$requests"} ${json:+--json "$json"}
+}
+
+run_workload() {
+  need_model 0.5b
+  build_relaxed
   node tests/bench/workload.mjs ${rounds:+--rounds "$rounds"} ${requests:+--requests "$requests"} ${json:+--json "$json"}
 }
 
