@@ -5,6 +5,7 @@ mod ahead;
 mod job;
 mod logits;
 mod text_side;
+mod truncation;
 mod warm_up;
 
 pub use job::{Job, Outcome};
@@ -14,7 +15,7 @@ pub use text_side::TextSide;
 use crate::config::{head_dim, kv_shape};
 use crate::error::{Error, Result};
 use crate::generation::first_slice;
-use crate::kv_cache::KvKind;
+use crate::kv_cache::{window_pages, KvKind, PAGE};
 use crate::metrics::{RequestRecord, Window};
 use crate::model::Model;
 use crate::response_cache::ResponseCache;
@@ -29,6 +30,9 @@ use web_time::{SystemTime, UNIX_EPOCH};
 /// Prompt and answer together where the caller names no length.
 const DEFAULT_CONTEXT: usize = 4096;
 
+/// Tokens of a window at most.
+const MOST_WINDOW: usize = 1 << 20;
+
 /// How long an answer is given again, ms.
 const RESPONSE_TTL_MS: f64 = 3_600_000.0;
 
@@ -42,6 +46,9 @@ const MOST_PHRASE_BYTES: usize = 256 << 10;
 pub struct Options {
     /// Prompt and answer together; default 4096, at most what the model was made for.
     pub context_length: Option<usize>,
+    /// Tokens of the attention window, rounded up to whole pages; the first page is always seen too. With it prompt and answer
+    /// may be as long as the model was made for, whatever `context_length` says. Default none.
+    pub window: Option<usize>,
     /// What keys and values are kept as; default f16.
     pub kv: KvKind,
     /// Bounds of sessions.
@@ -79,6 +86,7 @@ impl Engine {
         check_phrases(&phrases)?;
         text.preload(&phrases)?;
         model.kv = options.kv;
+        model.window = options.window.map(window_pages);
         let context_length = context_length(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
         let responses = ResponseCache::new(options.limits.response_bytes, RESPONSE_TTL_MS);
@@ -140,7 +148,7 @@ impl Engine {
 
     /// Goes on with the same model, read anew.
     pub fn replace_model(&mut self, mut model: Model, plan: Plan, text: TextSide) {
-        model.kv = self.model.kv;
+        (model.kv, model.window) = (self.model.kv, self.model.window);
         (self.model, self.plan, self.text) = (model, plan, text);
         // They are only there to save time.
         let _ = self.text.preload(&self.phrases);
@@ -148,15 +156,17 @@ impl Engine {
         self.responses.clear();
     }
 
-    /// Bytes of weights, and of the KV cache and the rotary table at the full context.
+    /// Bytes of weights, and of the KV cache and the rotary table at the full context, of which a window holds its part.
     ///
     /// # Errors
-    /// `invalid_request` for a context that the model was not made for, and for too many phrases.
+    /// `invalid_request` for a context that the model was not made for, for an empty window, and for too many phrases.
     pub fn planned_bytes(plan: &Plan, options: &Options) -> Result<u64> {
         check_phrases(&options.phrases)?;
         let context = context_length(plan, options)?;
         let rope = context as u64 * head_dim(&plan.config) as u64 * 4;
-        Ok(plan.packed_bytes + kv_shape(&plan.config, options.kv).bytes(context) + rope)
+        // The first page, the window's, and the one that is being filled.
+        let held = options.window.map_or(context, |tokens| context.min((window_pages(tokens) + 2) * PAGE));
+        Ok(plan.packed_bytes + kv_shape(&plan.config, options.kv).bytes(held) + rope)
     }
 
     /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
@@ -248,7 +258,7 @@ impl Engine {
     pub fn count_tokens(&mut self, input: &Value) -> Result<usize> {
         match input {
             Value::String(text) => Ok(self.tokenize(text, false)?.len()),
-            messages => Ok(self.chat_prompt(messages, None, true, &Map::new())?.0.len()),
+            messages => self.count_chat(messages),
         }
     }
 
@@ -286,23 +296,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Ids of a rendered chat, and whether its answer starts inside `<think>` (`None`: the model has no thoughts).
-    fn chat_prompt(
-        &mut self,
-        messages: &Value,
-        tools: Option<&Value>,
-        generation: bool,
-        kwargs: &Map<String, Value>,
-    ) -> Result<(Vec<u32>, Option<bool>)> {
-        crate::openai::check_messages(messages)?;
-        self.check_size(text_bytes(messages))?;
-        let rendered = self.text.template()?.render(messages, tools, Some(generation), kwargs)?;
-        let ids = self.text.encode_prompt(&rendered)?;
-        let inside = pieces_to_text(&rendered).trim_end().ends_with("<think>");
-        let thinks = inside || self.text.tokenizer()?.added_tokens().get("<think>").is_some();
-        Ok((ids, thinks.then_some(inside)))
-    }
-
     /// Ids of a completion's prompt. Special tokens in it count: completing raw text is how a caller writes a prompt itself.
     fn text_prompt(&mut self, text: &str) -> Result<Vec<u32>> {
         self.text.tokenizer()?;
@@ -335,10 +328,16 @@ impl Engine {
     }
 }
 
-/// The length asked for, or the default.
+/// The length asked for, or the default; with a window as much as the model was made for.
 fn context_length(plan: &Plan, options: &Options) -> Result<usize> {
     let most = plan.config.max_position_embeddings;
+    let window = options.window;
+    if window.is_some_and(|tokens| !(1..=MOST_WINDOW).contains(&tokens)) {
+        return Err(Error::invalid_request(format!("window is {window:?}, expected 1 to {MOST_WINDOW}")));
+    }
     match options.context_length {
+        None if window.is_some() => Ok(most),
+        Some(n) if window.is_some() && (1..=most).contains(&n) => Ok(most),
         None => Ok(DEFAULT_CONTEXT.min(most)),
         Some(n) if (1..=most).contains(&n) => Ok(n),
         Some(n) => Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}"))),
@@ -362,16 +361,6 @@ fn no_token_stats() -> Value {
         "hits": 0, "misses": 0, "entries": 0, "bytes": 0, "hitRate": 0, "combinedHitRate": 0, "tokens": 0, "reusedTokens": 0,
         "disk": { "hits": 0, "misses": 0, "entries": 0, "bytes": 0, "hitRate": 0 },
     })
-}
-
-/// Bytes of all texts in a JSON value.
-fn text_bytes(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(list) => list.iter().map(text_bytes).sum(),
-        Value::Object(map) => map.values().map(text_bytes).sum(),
-        _ => 0,
-    }
 }
 
 /// ms since the epoch.

@@ -261,7 +261,7 @@ impl Turn {
             Some(under_way) => under_way,
             None => {
                 let from = self.session.tokens.len();
-                let to = self.history.len().min(from + self.slice);
+                let to = self.history.len().min(from + self.slice.min(self.session.cache.most_tokens()));
                 let slice = self.history[from..to].to_vec();
                 let want = if to == self.history.len() { Want::Last } else { Want::Nothing };
                 (model.start(&slice, &mut self.session.cache, want)?, slice)

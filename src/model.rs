@@ -164,10 +164,10 @@ impl CustomOp1 for Attend<'_> {
         let shape = cache.shape();
         let heads = self.attention.num_heads;
         let (q_width, kv_width) = (heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-        let start = cache.len();
+        let (start, position) = (cache.len(), cache.position());
         let mut qkv = contiguous(storage, layout)?.to_vec(); // (T, (H + 2·Hkv)·D)
         timed("rope_and_kv", 0, 6 * (t * (q_width + kv_width)) as u64, || {
-            self.rope.apply(&mut qkv, width, heads + shape.kv_heads, start);
+            self.rope.apply(&mut qkv, width, heads + shape.kv_heads, position);
             for (i, row) in qkv.chunks_exact(width).enumerate() {
                 let (k, v) = row[q_width..].split_at(kv_width);
                 cache.write(self.layer, i, k, v)?;
@@ -302,12 +302,14 @@ pub struct Model {
     pub rope: Rope,
     /// What keys and values are kept as.
     pub kv: KvKind,
+    /// Pages of the attention window; `None`: each position sees all before it.
+    pub window: Option<usize>,
 }
 
 impl Model {
     /// An empty cache of this model's shape.
     pub fn new_cache(&self) -> KvCache {
-        KvCache::new(kv_shape(&self.config, self.kv))
+        KvCache::new(kv_shape(&self.config, self.kv)).with_window(self.window)
     }
 
     /// Bytes of all packed matrices; a tied head counts once.
@@ -337,7 +339,7 @@ impl Model {
     /// Starts a pass of `tokens` at the end of `cache` and makes room for them.
     ///
     /// # Errors
-    /// `invalid_request` when `tokens` is empty or an id is not below `vocab_size`; `out_of_memory`; `integrity` where rows of
+    /// `invalid_request` when `tokens` is empty or more than [`KvCache::most_tokens`], or an id is not below `vocab_size`; `out_of_memory`; `integrity` where rows of
     /// the embedding are still in a file and damaged there.
     pub fn start(&self, tokens: &[u32], cache: &mut KvCache, want: Want) -> Result<Pass> {
         let (vocab, width) = (self.config.vocab_size, self.config.hidden_size);

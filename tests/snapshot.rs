@@ -186,10 +186,10 @@ fn values_that_are_no_numbers_do_not_come_back() {
 fn each_model_shape_and_session_has_its_own() {
     let a = session(KvKind::F16, &[1; 10]);
     let (row, _) = Row::of("a", "model", &a, None, 9);
-    assert!(row.fits("model", "a", shape(KvKind::F16)));
-    assert!(!row.fits("other", "a", shape(KvKind::F16)));
-    assert!(!row.fits("model", "b", shape(KvKind::F16)));
-    assert!(!row.fits("model", "a", shape(KvKind::Q8)));
+    assert!(row.fits("model", "a", shape(KvKind::F16), None));
+    assert!(!row.fits("other", "a", shape(KvKind::F16), None));
+    assert!(!row.fits("model", "b", shape(KvKind::F16), None));
+    assert!(!row.fits("model", "a", shape(KvKind::Q8), None));
     // Nothing is taken over from another kind's row.
     let q8 = session(KvKind::Q8, &[1; 10]);
     assert_eq!(Row::of("a", "model", &q8, Some(&row), 9).1.len(), 1);

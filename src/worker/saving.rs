@@ -155,9 +155,9 @@ impl Inner {
         if !store.has_session(id).await? {
             return Ok(());
         }
-        let (model, shape) =
-            (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache().shape()))?);
-        let row = store.session(&model, id).await?.filter(|row| row.fits(&model, id, shape));
+        let (model, cache) = (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache()))?);
+        let fits = |row: &Row| row.fits(&model, id, cache.shape(), cache.window());
+        let row = store.session(&model, id).await?.filter(fits);
         let Some(row) = row else { return Ok(()) };
         let session = store.restore_session(row.clone()).await?;
         if session.tokens.len() < row.tokens.len() {

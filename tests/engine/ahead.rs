@@ -29,7 +29,8 @@ fn answered(engine: &mut Engine, messages: &Value, thoughts: &str, answer: &str)
     let mut request = body(&ids, "a");
     request["cache"] = "refresh".into();
     complete(engine, request);
-    engine.foresee(messages, None, &Map::new(), answer, Some("a")).unwrap();
+    let body = Body::chat(&chat(messages, "a"), engine.n_tokens()).unwrap();
+    engine.foresee(&body, answer, Some("a")).unwrap();
 }
 
 fn prefilled(reply: &Value) -> u64 {
