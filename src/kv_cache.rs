@@ -207,6 +207,9 @@ impl KvCache {
     fn leave_window(&mut self) {
         let Some(window) = self.window else { return };
         let unseen = (self.position() / PAGE).saturating_sub(window + 1 + self.dropped);
+        if unseen == 0 {
+            return;
+        }
         self.pages.drain(1..1 + unseen);
         self.len -= unseen * PAGE;
         self.dropped += unseen;
@@ -316,6 +319,38 @@ mod tests {
         assert_eq!(value(&a, 64), 64.0);
         a.truncate(0);
         assert!(a.is_empty() && a.bytes() == 0);
+    }
+
+    #[test]
+    fn a_window_keeps_the_first_page_and_its_own_and_is_cut_only_where_it_can_go_on() {
+        let mut a = KvCache::new(SHAPE).with_window(Some(2));
+        let mut from = 0;
+        let mut grow = |a: &mut KvCache, to: usize| {
+            while from < to {
+                let tokens = a.most_tokens().min(to - from);
+                append(a, from, tokens);
+                from += tokens;
+            }
+        };
+        grow(&mut a, 256);
+        assert_eq!((a.most_tokens(), a.dropped(), a.bytes()), (64, 0, SHAPE.bytes(256)));
+        grow(&mut a, 450);
+        assert_eq!((a.position(), a.len(), a.dropped(), a.most_tokens()), (450, 194, 4, 62));
+        assert_eq!(a.bytes(), SHAPE.bytes(4 * PAGE));
+        assert_eq!((value(&a, 63), value(&a, 64), value(&a, 193)), (63.0, 320.0, 449.0));
+        // For the page before the one that is being filled a page is missing.
+        for (at, cut) in [(0, 0), (30, 30), (64, 64), (65, 64), (447, 64), (448, 448), (449, 449), (900, 450)]
+        {
+            assert_eq!(a.cut(at), cut, "{at}");
+            let mut fork = a.fork();
+            fork.truncate(at);
+            assert_eq!((fork.position(), fork.len() + fork.dropped() * PAGE), (cut, cut));
+        }
+        let mut fork = a.fork();
+        fork.truncate(300);
+        append(&mut fork, 1000, 1);
+        assert_eq!((fork.dropped(), fork.position(), value(&fork, 64)), (0, 65, 1000.0));
+        assert_eq!(value(&a, 64), 320.0);
     }
 
     #[test]
