@@ -8,6 +8,7 @@ mod job;
 mod logits;
 mod normalize;
 mod text_side;
+mod truncation;
 mod warm_up;
 
 pub use governor::SCRATCH_BYTES;
@@ -17,7 +18,7 @@ pub use text_side::TextSide;
 
 use crate::config::kv_shape;
 use crate::error::{Error, Result};
-use crate::kv_cache::KvKind;
+use crate::kv_cache::{window_pages, KvKind, PAGE};
 use crate::metrics::Window;
 use crate::model::Model;
 use crate::response_cache::ResponseCache;
@@ -33,6 +34,9 @@ use web_time::{SystemTime, UNIX_EPOCH};
 /// Prompt and answer together where the caller names no length.
 const DEFAULT_CONTEXT: usize = 4096;
 
+/// Tokens of a window at most.
+const MOST_WINDOW: usize = 1 << 20;
+
 /// How long an answer is given again, ms.
 const RESPONSE_TTL_MS: f64 = 3_600_000.0;
 
@@ -46,6 +50,9 @@ const MOST_PHRASE_BYTES: usize = 256 << 10;
 pub struct Options {
     /// Prompt and answer together; default 4096, at most what the model was made for.
     pub context_length: Option<usize>,
+    /// Tokens of the attention window, rounded up to whole pages; the first page is always seen too. With it prompt and answer
+    /// may be as long as the model was made for, whatever `context_length` says. Default none.
+    pub window: Option<usize>,
     /// What keys and values are kept as; default f16.
     pub kv: KvKind,
     /// Bounds of sessions.
@@ -98,6 +105,7 @@ impl Engine {
         check_phrases(&phrases)?;
         text.preload(&phrases)?;
         model.kv = options.kv;
+        model.window = options.window.map(window_pages);
         let context_length = context_length(&plan, &options)?;
         let governor = governor::Governor::new(&plan, &options)?;
         let name = text.name.clone().unwrap_or_else(|| fallback_name.to_string());
@@ -166,7 +174,7 @@ impl Engine {
 
     /// Goes on with the same model, read anew.
     pub fn replace_model(&mut self, mut model: Model, plan: Plan, text: TextSide) {
-        model.kv = self.model.kv;
+        (model.kv, model.window) = (self.model.kv, self.model.window);
         (self.model, self.plan, self.text) = (model, plan, text);
         // They are only there to save time.
         let _ = self.text.preload(&self.phrases);
@@ -174,14 +182,14 @@ impl Engine {
         self.responses.clear();
     }
 
-    /// Bytes of weights, and of the KV cache and the rotary table at the full context.
+    /// Bytes of weights, and of the KV cache and the rotary table at the full context, of which a window holds its part.
     ///
     /// # Errors
-    /// `invalid_request` for a context that the model was not made for, and for too many phrases.
+    /// `invalid_request` for a context that the model was not made for, for an empty window, and for too many phrases.
     pub fn planned_bytes(plan: &Plan, options: &Options) -> Result<u64> {
         check_phrases(&options.phrases)?;
         let context = context_length(plan, options)?;
-        Ok(governor::fixed_bytes(plan, context) + kv_shape(&plan.config, options.kv).bytes(context))
+        Ok(governor::fixed_bytes(plan, context) + held_bytes(plan, options, context))
     }
 
     /// `EngineInfo` less what only the worker knows (`runtime`, `memory.wasmBytes`).
@@ -227,7 +235,7 @@ impl Engine {
     pub fn count_tokens(&mut self, input: &Value) -> Result<usize> {
         match input {
             Value::String(text) => Ok(self.tokenize(text, false)?.len()),
-            messages => Ok(self.chat_prompt(messages, None, true, &Map::new())?.0.len()),
+            messages => self.count_chat(messages),
         }
     }
 
@@ -265,23 +273,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Ids of a rendered chat, and whether its answer starts inside `<think>` (`None`: the model has no thoughts).
-    fn chat_prompt(
-        &mut self,
-        messages: &Value,
-        tools: Option<&Value>,
-        generation: bool,
-        kwargs: &Map<String, Value>,
-    ) -> Result<(Vec<u32>, Option<bool>)> {
-        crate::openai::check_messages(messages)?;
-        self.check_size(text_bytes(messages))?;
-        let rendered = self.text.template()?.render(messages, tools, Some(generation), kwargs)?;
-        let ids = self.text.encode_prompt(&rendered)?;
-        let inside = pieces_to_text(&rendered).trim_end().ends_with("<think>");
-        let thinks = inside || self.text.tokenizer()?.added_tokens().get("<think>").is_some();
-        Ok((ids, thinks.then_some(inside)))
-    }
-
     /// Ids of a completion's prompt. Special tokens in it count: completing raw text is how a caller writes a prompt itself.
     fn text_prompt(&mut self, text: &str) -> Result<Vec<u32>> {
         self.text.tokenizer()?;
@@ -317,10 +308,16 @@ impl Engine {
     }
 }
 
-/// The length asked for, or the default.
+/// The length asked for, or the default; with a window as much as the model was made for.
 fn context_length(plan: &Plan, options: &Options) -> Result<usize> {
     let most = plan.config.max_position_embeddings;
+    let window = options.window;
+    if window.is_some_and(|tokens| !(1..=MOST_WINDOW).contains(&tokens)) {
+        return Err(Error::invalid_request(format!("window is {window:?}, expected 1 to {MOST_WINDOW}")));
+    }
     match options.context_length {
+        None if window.is_some() => Ok(most),
+        Some(n) if window.is_some() && (1..=most).contains(&n) => Ok(most),
         None => Ok(DEFAULT_CONTEXT.min(most)),
         Some(n) if (1..=most).contains(&n) => Ok(n),
         Some(n) => Err(Error::invalid_request(format!("contextLength is {n}, expected 1 to {most}"))),
@@ -338,14 +335,10 @@ fn check_phrases(phrases: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of all texts in a JSON value.
-fn text_bytes(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(list) => list.iter().map(text_bytes).sum(),
-        Value::Object(map) => map.values().map(text_bytes).sum(),
-        _ => 0,
-    }
+/// Bytes of the KV pages of a full context: with a window the first page, the window's, and the one that is being filled.
+fn held_bytes(plan: &Plan, options: &Options, context: usize) -> u64 {
+    let held = options.window.map_or(context, |tokens| context.min((window_pages(tokens) + 2) * PAGE));
+    kv_shape(&plan.config, options.kv).bytes(held)
 }
 
 /// ms since the epoch.

@@ -228,11 +228,16 @@ impl Turn {
         &self.history[self.session.tokens.len()..]
     }
 
+    /// Most tokens of this turn's next pass.
+    pub(crate) fn most_tokens(&self) -> usize {
+        self.session.cache.most_tokens()
+    }
+
     /// What may follow the history, and what a guess of each length costs and brings is weighed by `costs`.
     pub(crate) fn draft(&self, costs: &Costs) -> Vec<u32> {
         let left = self.request.params.max_tokens.unwrap_or(usize::MAX) - self.progress.completion_tokens;
         let room = self.request.context_length - self.history.len();
-        let most = left.min(room).saturating_sub(1);
+        let most = left.min(room).min(self.most_tokens()).saturating_sub(1);
         self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.draft(&self.history, most, costs))
     }
 

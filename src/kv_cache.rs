@@ -3,6 +3,10 @@
 //! Pages are shared by reference count, so a fork costs nothing until one side writes (copy on write). A cache grows
 //! by whole pages as positions are really used. Rows are written layer by layer and become visible with [`KvCache::commit`],
 //! so a pass that is given up half-way leaves the cache as it was.
+//!
+//! With a window of w pages a position of page P sees the first page (the attention sinks of Xiao et al. 2023) and the pages
+//! P − w to P; what lies between is dropped as soon as a position of a later page is begun. What is visible depends on
+//! the position's page alone, so keys and values are the same whatever slices they were computed in.
 
 mod budget;
 mod page;
@@ -16,20 +20,34 @@ use std::sync::Arc;
 /// Positions in a page.
 pub const PAGE: usize = 64;
 
+/// Positions at the beginning that a window never drops.
+const SINKS: usize = PAGE;
+
 /// One token sequence's keys and values.
 #[derive(Debug, Clone)]
 pub struct KvCache {
     shape: KvShape,
+    /// Pages before its own that a position sees beside the first; `None`: all.
+    window: Option<usize>,
+    /// The first page, and all after those that were dropped.
     pages: Vec<Arc<Page>>,
+    /// Committed positions that are held.
     len: usize,
     budget: Arc<Budget>,
+    /// Pages behind the first that are not held any more.
+    dropped: usize,
+}
+
+/// Pages of a window of so many tokens.
+pub fn window_pages(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE)
 }
 
 impl KvCache {
     /// An empty cache.
     pub fn new(shape: KvShape) -> Self {
         assert!(shape.head_dim.is_multiple_of(4), "a head's width is a multiple of 4");
-        Self { shape, pages: Vec::new(), len: 0, budget: Arc::default() }
+        Self { shape, window: None, pages: Vec::new(), len: 0, dropped: 0, budget: Arc::default() }
     }
 
     /// From now on its pages are made within a budget.
@@ -38,15 +56,52 @@ impl KvCache {
         self
     }
 
-    /// A cache of pages that were filled earlier, up to `len`, which they must hold.
-    pub(crate) fn of_pages(shape: KvShape, pages: Vec<Arc<Page>>, len: usize) -> Self {
-        assert!(len <= pages.len() * PAGE, "{len} positions in {} pages", pages.len());
-        Self { shape, pages, len, budget: Arc::default() }
+    /// The same, whose positions see a window of so many pages; at least one.
+    pub fn with_window(self, window: Option<usize>) -> Self {
+        Self { window: window.map(|pages| pages.max(1)), ..self }
     }
 
-    /// Committed positions.
+    /// A cache of pages that were filled earlier: the first one, and those behind `dropped` others up to `position`. Where
+    /// nothing can be computed behind these, only the beginning that can be gone on with is kept.
+    pub(crate) fn of_pages(
+        shape: KvShape,
+        window: Option<usize>,
+        pages: Vec<Arc<Page>>,
+        dropped: usize,
+        position: usize,
+    ) -> Self {
+        let dropped = if pages.len() < 2 { 0 } else { dropped };
+        let len = position.saturating_sub(dropped * PAGE).min(pages.len() * PAGE);
+        let mut cache = Self { pages, len, dropped, ..Self::new(shape).with_window(window) };
+        cache.truncate(cache.position());
+        cache
+    }
+
+    /// Committed positions that are held: all, or those that the window has left.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Committed positions, the dropped ones counted: the place of the next token in its text.
+    pub fn position(&self) -> usize {
+        self.len + self.dropped * PAGE
+    }
+
+    /// Pages behind the first that the window has dropped.
+    pub fn dropped(&self) -> usize {
+        self.dropped
+    }
+
+    /// The pages before its own that a position sees beside the first, where there is a window.
+    pub fn window(&self) -> Option<usize> {
+        self.window
+    }
+
+    /// Most tokens of the next pass: what sees other pages needs a pass of its own.
+    pub fn most_tokens(&self) -> usize {
+        let Some(window) = self.window else { return usize::MAX };
+        let page = (self.position() / PAGE).max(window + 1);
+        (page + 1) * PAGE - self.position()
     }
 
     /// Whether no position is committed.
@@ -64,6 +119,12 @@ impl KvCache {
         self.pages.len() as u64 * self.shape.page_bytes() as u64
     }
 
+    /// Bytes of the pages that so many positions will hold.
+    pub fn planned_bytes(&self, positions: usize) -> u64 {
+        let most = self.window.map_or(usize::MAX, |window| (window + 2) * PAGE);
+        self.shape.bytes(positions.min(most))
+    }
+
     /// The pages in the order of positions.
     pub fn pages(&self) -> &[Arc<Page>] {
         &self.pages
@@ -79,18 +140,45 @@ impl KvCache {
         self.clone()
     }
 
-    /// Forgets all positions from `len` on, and the pages that held only those.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    /// The last place up to `position` where the cache can be cut and gone on with. Behind dropped pages that is only the
+    /// page that is being filled, for each earlier one would see some of them; else the end of the first page.
+    pub fn cut(&self, position: usize) -> usize {
+        let position = position.min(self.position());
+        match self.window {
+            Some(window) if self.dropped > 0 && position / PAGE <= self.dropped + window => {
+                position.min(SINKS)
+            }
+            _ => position,
+        }
+    }
+
+    /// Forgets all positions from `position` on, or from the place before it that [`KvCache::cut`] names, and the pages that
+    /// held only those.
+    pub fn truncate(&mut self, position: usize) {
+        let position = self.cut(position);
+        if position <= SINKS {
+            self.dropped = 0;
+        }
+        self.len = position - self.dropped * PAGE;
         self.pages.truncate(self.len.div_ceil(PAGE));
     }
 
-    /// Makes room for `tokens` more positions: new pages, and own copies of those that are shared. Fails without change
-    /// to the committed positions.
+    /// Makes room for `tokens` more positions: new pages, and own copies of those that are shared; pages that these
+    /// positions do not see are dropped. Fails without change to the committed positions.
+    ///
+    /// # Errors
+    /// `out_of_memory`; `invalid_request` for more than [`KvCache::most_tokens`].
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         if tokens == 0 {
             return Ok(());
         }
+        if tokens > self.most_tokens() {
+            return Err(Error::invalid_request(format!(
+                "{tokens} tokens in one pass; the window ends after {}",
+                self.most_tokens()
+            )));
+        }
+        self.leave_window();
         // A pass that was given up may have left pages behind the last committed position.
         for page in self.pages.iter_mut().skip(self.len / PAGE) {
             if Arc::get_mut(page).is_none() {
@@ -128,6 +216,18 @@ impl KvCache {
                 "a key or a value of layer {layer} at position {position} is not a finite number"
             )))
         }
+    }
+
+    /// Drops the pages that the next position does not see.
+    fn leave_window(&mut self) {
+        let Some(window) = self.window else { return };
+        let unseen = (self.position() / PAGE).saturating_sub(window + 1 + self.dropped);
+        if unseen == 0 {
+            return;
+        }
+        self.pages.drain(1..1 + unseen);
+        self.len -= unseen * PAGE;
+        self.dropped += unseen;
     }
 
     /// Makes `tokens` written positions visible.
@@ -234,6 +334,38 @@ mod tests {
         assert_eq!(value(&a, 64), 64.0);
         a.truncate(0);
         assert!(a.is_empty() && a.bytes() == 0);
+    }
+
+    #[test]
+    fn a_window_keeps_the_first_page_and_its_own_and_is_cut_only_where_it_can_go_on() {
+        let mut a = KvCache::new(SHAPE).with_window(Some(2));
+        let mut from = 0;
+        let mut grow = |a: &mut KvCache, to: usize| {
+            while from < to {
+                let tokens = a.most_tokens().min(to - from);
+                append(a, from, tokens);
+                from += tokens;
+            }
+        };
+        grow(&mut a, 256);
+        assert_eq!((a.most_tokens(), a.dropped(), a.bytes()), (64, 0, SHAPE.bytes(256)));
+        grow(&mut a, 450);
+        assert_eq!((a.position(), a.len(), a.dropped(), a.most_tokens()), (450, 194, 4, 62));
+        assert_eq!(a.bytes(), SHAPE.bytes(4 * PAGE));
+        assert_eq!((value(&a, 63), value(&a, 64), value(&a, 193)), (63.0, 320.0, 449.0));
+        // For the page before the one that is being filled a page is missing.
+        for (at, cut) in [(0, 0), (30, 30), (64, 64), (65, 64), (447, 64), (448, 448), (449, 449), (900, 450)]
+        {
+            assert_eq!(a.cut(at), cut, "{at}");
+            let mut fork = a.fork();
+            fork.truncate(at);
+            assert_eq!((fork.position(), fork.len() + fork.dropped() * PAGE), (cut, cut));
+        }
+        let mut fork = a.fork();
+        fork.truncate(300);
+        append(&mut fork, 1000, 1);
+        assert_eq!((fork.dropped(), fork.position(), value(&fork, 64)), (0, 65, 1000.0));
+        assert_eq!(value(&a, 64), 320.0);
     }
 
     #[test]

@@ -191,9 +191,9 @@ impl Attend<'_, '_> {
         let shape = cache.shape();
         let heads = self.attention.num_heads;
         let (q_width, kv_width) = (heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-        let (start, t) = (cache.len(), qkv.len() / width);
+        let (start, position, t) = (cache.len(), cache.position(), qkv.len() / width);
         timed("rope_and_kv", 0, 6 * (t * (q_width + kv_width)) as u64, || {
-            self.rope.apply(qkv, width, heads + shape.kv_heads, start);
+            self.rope.apply(qkv, width, heads + shape.kv_heads, position);
             for (i, row) in qkv.chunks_exact(width).enumerate() {
                 let (k, v) = row[q_width..].split_at(kv_width);
                 cache.write(self.layer, i, k, v)?;
@@ -300,12 +300,14 @@ pub struct Model {
     pub rope: Rope,
     /// What keys and values are kept as.
     pub kv: KvKind,
+    /// Pages of the attention window; `None`: each position sees all before it.
+    pub window: Option<usize>,
 }
 
 impl Model {
     /// An empty cache of this model's shape.
     pub fn new_cache(&self) -> KvCache {
-        KvCache::new(kv_shape(&self.config, self.kv))
+        KvCache::new(kv_shape(&self.config, self.kv)).with_window(self.window)
     }
 
     /// Bytes of all packed matrices; a tied head counts once.

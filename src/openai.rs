@@ -22,25 +22,29 @@ const SAMPLING: [&str; 12] = [
     "max_completion_tokens",
 ];
 const COMMON: [&str; 7] = ["model", "stream", "stream_options", "session_id", "cache", "return_tokens", "n"];
-const CHAT: [&str; 3] = ["messages", "tools", "chat_template_kwargs"];
+const CHAT: [&str; 4] = ["messages", "tools", "chat_template_kwargs", "truncation"];
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 /// What is to be continued.
 #[derive(Debug, Clone)]
 pub enum Prompt {
-    /// Messages for the chat template, with tools and further template variables.
-    Chat {
-        /// An array of messages.
-        messages: Value,
-        /// An array of tools.
-        tools: Option<Value>,
-        /// Further template variables.
-        kwargs: Map<String, Value>,
-    },
+    /// What the chat template renders.
+    Chat(Chat),
     /// A plain text; the beginning-of-text token is added where the model wants one.
     Text(String),
     /// Token ids, taken as they are.
     Tokens(Vec<u32>),
+}
+
+/// Messages for the chat template, with tools and further template variables.
+#[derive(Debug, Clone)]
+pub struct Chat {
+    /// An array of messages.
+    pub messages: Value,
+    /// An array of tools.
+    pub tools: Option<Value>,
+    /// Further template variables.
+    pub kwargs: Map<String, Value>,
 }
 
 /// What a request wants of the caches beside its own session.
@@ -53,6 +57,16 @@ pub enum Cache {
     Off,
     /// A new answer, which is kept; beginnings as with `Auto`.
     Refresh,
+}
+
+/// What becomes of a chat that is longer than the context, as OpenAI's Responses API names it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Truncation {
+    /// Whole oldest turns are left out.
+    #[default]
+    Auto,
+    /// It is refused.
+    Disabled,
 }
 
 /// A parsed and validated request body.
@@ -72,6 +86,8 @@ pub struct Body {
     pub return_tokens: bool,
     /// What is wanted of the caches.
     pub cache: Cache,
+    /// What becomes of a chat that is longer than the context.
+    pub truncation: Truncation,
 }
 
 impl Body {
@@ -91,7 +107,7 @@ impl Body {
             None => Map::new(),
             Some(kwargs) => object(kwargs, "chat_template_kwargs")?.clone(),
         };
-        Self::rest(map, Prompt::Chat { messages: messages.clone(), tools, kwargs }, n_tokens)
+        Self::rest(map, Prompt::Chat(Chat { messages: messages.clone(), tools, kwargs }), n_tokens)
     }
 
     /// Parses the body of a text completion.
@@ -122,6 +138,16 @@ impl Body {
                 )))
             }
         };
+        let truncation = match present(map, "truncation").map(|truncation| (truncation, truncation.as_str()))
+        {
+            None | Some((_, Some("auto"))) => Truncation::Auto,
+            Some((_, Some("disabled"))) => Truncation::Disabled,
+            Some((found, _)) => {
+                return Err(Error::invalid_request(format!(
+                    "truncation must be auto or disabled, found {found}"
+                )))
+            }
+        };
         text(map, "model")?;
         let include_usage = match present(map, "stream_options") {
             None => false,
@@ -143,6 +169,7 @@ impl Body {
             session_id,
             return_tokens: flag(map, "return_tokens")?,
             cache,
+            truncation,
         })
     }
 }
@@ -324,13 +351,19 @@ pub fn usage(p: &Progress) -> Value {
     })
 }
 
-/// The `qandle` member of a reply or last chunk.
-pub fn extra(session_id: Option<&str>, p: &Progress, timings: &Timings, cached: bool) -> Value {
+/// The `qandle` member of a reply or last chunk; `left_out` messages are not in the prompt.
+pub fn extra(
+    session_id: Option<&str>,
+    p: &Progress,
+    timings: &Timings,
+    cached: bool,
+    left_out: usize,
+) -> Value {
     json!({
         "session_id": session_id,
         "cached": cached,
         "cached_ratio": p.reused_tokens as f64 / p.prompt_tokens.max(1) as f64,
-        "dropped_messages": 0,
+        "dropped_messages": left_out,
         "timings": timings,
     })
 }
@@ -353,6 +386,7 @@ mod tests {
             json!({ "stream": "yes" }),
             json!({ "temperature": 9 }),
             json!({ "cache": "always" }),
+            json!({ "truncation": "middle" }),
             json!({ "session_id": "" }),
             json!({ "messages": [] }),
             json!({ "messages": "hi" }),

@@ -166,7 +166,7 @@ impl Schedule {
             }
         }
         let waiting = turns[at].waiting();
-        vec![(turns[at].id, waiting[..waiting.len().min(self.slice)].to_vec())]
+        vec![(turns[at].id, waiting[..waiting.len().min(self.slice).min(turns[at].most_tokens())].to_vec())]
     }
 
     /// The next token of every stream; a lone one's guesses too.

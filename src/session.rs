@@ -47,7 +47,7 @@ impl Default for Limits {
     }
 }
 
-/// One conversation's committed tokens and their keys and values; the two have the same length.
+/// One conversation's committed tokens and their keys and values, less those that a window has dropped.
 #[derive(Debug, Clone)]
 pub struct Session {
     /// Token ids in order.
@@ -76,10 +76,11 @@ impl Session {
         keep
     }
 
-    /// Tokens that can be kept for `prompt`: all that are the same, but the prompt's last one.
+    /// Tokens that can be kept for `prompt`: all that are the same, but the prompt's last one, or fewer where a window has
+    /// dropped what the next one would see.
     pub fn common_prefix(&self, prompt: &[u32]) -> usize {
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        common.min(prompt.len().saturating_sub(1)).min(self.cache.len())
+        self.cache.cut(common.min(prompt.len().saturating_sub(1)))
     }
 
     /// Replaces what this session holds by the first `len` tokens of `other`; their pages are shared until one side writes.
@@ -90,8 +91,14 @@ impl Session {
         self.offered = len;
     }
 
-    /// Forgets everything from token `len` on.
+    /// What of [`Session::common_prefix`] other sessions may take over.
+    fn offer(&self, prompt: &[u32]) -> usize {
+        self.cache.cut(self.common_prefix(prompt).min(self.offered))
+    }
+
+    /// Forgets everything from token `len` on, or from an earlier one ([`KvCache::cut`]).
     pub fn truncate(&mut self, len: usize) {
+        let len = self.cache.cut(len);
         self.tokens.truncate(len);
         self.cache.truncate(len);
         self.offered = self.offered.min(len);
@@ -171,15 +178,22 @@ impl Sessions {
     /// Replaces what `session` holds by the longest beginning of `prompt` that any session offers, where that is longer than
     /// its own; of equals the last used gives it. Pages are shared until one side writes; the other session stays as it is.
     pub fn share(&self, session: &mut Session, prompt: &[u32]) {
-        let offers = self
-            .all
-            .values()
-            .chain(&self.beginning)
-            .map(|other| (other.common_prefix(prompt).min(other.offered), other));
+        let others = self.all.values().chain(&self.beginning);
+        let offers = others.map(|other| (other.offer(prompt), other));
         let best = offers.max_by(|a, b| a.0.cmp(&b.0).then(a.1.used_at.total_cmp(&b.1.used_at)));
         if let Some((len, other)) = best.filter(|(len, _)| *len > session.common_prefix(prompt)) {
             session.adopt(other, len);
         }
+    }
+
+    /// Tokens of `prompt` that the next turn of `own` finds: those of that session, and where it `shares`, those that others
+    /// offer.
+    pub fn held(&mut self, prompt: &[u32], own: Option<&str>, shares: bool, now: f64) -> usize {
+        self.expire(now);
+        let own = own.and_then(|id| self.all.get(id)).map_or(0, |session| session.common_prefix(prompt));
+        let others = self.all.values().chain(&self.beginning).filter(|_| shares);
+        let others = others.map(|session| session.offer(prompt));
+        others.max().unwrap_or(0).max(own)
     }
 
     /// Gives back what a turn took out, unless it was deleted or replaced meanwhile, or holds nothing.

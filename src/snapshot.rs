@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// Version of rows and of the pages' layout; those of another are as good as absent.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Longest history that a row is believed to have, and the bytes of its pages.
 const MOST_TOKENS: usize = 1 << 20;
@@ -26,6 +26,9 @@ pub struct Row {
     /// Who computed the pages: [`crate::image::Identity`].
     pub model: String,
     shape: KvShape,
+    /// Pages of the window that the pages were computed with, and those behind the first that it has dropped.
+    window: Option<usize>,
+    dropped: usize,
     /// Token ids in order.
     pub tokens: Vec<u32>,
     /// Leading tokens that other sessions may take over.
@@ -77,6 +80,8 @@ impl Row {
             id: id.to_string(),
             model: model.to_string(),
             shape: cache.shape(),
+            window: cache.window(),
+            dropped: cache.dropped(),
             tokens: tokens.clone(),
             offered: *offered,
             bytes: 0,
@@ -88,22 +93,26 @@ impl Row {
         };
         let (mut hash, mut fresh) = (Sha256::new(), Vec::new());
         hash.update(model);
-        hash.update(format!("{:?}", row.shape));
-        for (i, (part, page)) in tokens.chunks(PAGE).zip(cache.pages()).enumerate() {
+        hash.update(format!("{:?} {:?}", row.shape, row.window));
+        for (n, part) in tokens.chunks(PAGE).enumerate() {
             part.iter().for_each(|token| hash.update(token.to_le_bytes()));
+            let Some(page) = row.place(n).and_then(|i| cache.pages().get(i)) else { continue };
             let prefix = hex(&hash.clone().finalize()[..12]);
-            let kept = before.and_then(|row| row.pages.get(i)).filter(|page| page.prefix == prefix);
+            let kept = before.and_then(|row| row.page(n)).filter(|page| page.prefix == prefix);
             if kept.is_none() && fresh.len() == most {
-                row.tokens.truncate(i * PAGE);
+                row.tokens.truncate(n * PAGE);
                 break;
             }
             let stored = kept.cloned().unwrap_or_else(|| {
                 let bytes = page.to_bytes();
                 let stored = Stored { prefix, sum: Sum::of(&bytes) };
-                fresh.push((row.key(i, &stored), bytes));
+                fresh.push((row.key(n, &stored), bytes));
                 stored
             });
             row.pages.push(stored);
+        }
+        if row.pages.is_empty() {
+            row.dropped = 0;
         }
         row.bytes = row.pages.len() as u64 * row.shape.page_bytes() as u64;
         row.sum = row.digest();
@@ -112,11 +121,33 @@ impl Row {
 
     /// The names under which the bytes of its pages are kept.
     pub fn keys(&self) -> Vec<String> {
-        self.pages.iter().enumerate().map(|(i, page)| self.key(i, page)).collect()
+        self.pages.iter().enumerate().map(|(i, page)| self.key(self.number(i), page)).collect()
     }
 
-    fn key(&self, i: usize, page: &Stored) -> String {
-        format!("{}{i}/{}-{:x}", pages_of(&row_of(&self.model, &self.id)), page.prefix, page.sum)
+    /// The name of the text's page `n`.
+    fn key(&self, n: usize, page: &Stored) -> String {
+        format!("{}{n}/{}-{:x}", pages_of(&row_of(&self.model, &self.id)), page.prefix, page.sum)
+    }
+
+    /// Which of the pages that are held is the text's page `n`.
+    fn place(&self, n: usize) -> Option<usize> {
+        match n {
+            0 => Some(0),
+            _ => n.checked_sub(self.dropped).filter(|i| *i > 0),
+        }
+    }
+
+    /// Which page of the text is the `i`th that is held.
+    fn number(&self, i: usize) -> usize {
+        if i == 0 {
+            0
+        } else {
+            i + self.dropped
+        }
+    }
+
+    fn page(&self, n: usize) -> Option<&Stored> {
+        self.pages.get(self.place(n)?)
     }
 
     /// A row out of its text; `None` where it is none of this version, or damaged.
@@ -127,7 +158,9 @@ impl Row {
             && row.shape.checked_page_bytes().and_then(|n| n.checked_mul(row.pages.len() as u64))
                 == Some(row.bytes)
             && row.bytes <= MOST_BYTES
-            && row.pages.len() == row.tokens.len().div_ceil(PAGE)
+            && row.dropped <= MOST_TOKENS
+            && (row.dropped == 0 || row.window.is_some() && !row.pages.is_empty())
+            && row.pages.len() + row.dropped == row.tokens.len().div_ceil(PAGE)
             && row.sum == row.digest();
         sound.then_some(row)
     }
@@ -137,9 +170,9 @@ impl Row {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whether it is this session of this model, with caches of this shape.
-    pub fn fits(&self, model: &str, id: &str, shape: KvShape) -> bool {
-        (self.model.as_str(), self.id.as_str()) == (model, id) && self.shape == shape
+    /// Whether it is this session of this model, with caches of this shape and window.
+    pub fn fits(&self, model: &str, id: &str, shape: KvShape, window: Option<usize>) -> bool {
+        (self.model.as_str(), self.id.as_str()) == (model, id) && (self.shape, self.window) == (shape, window)
     }
 
     fn digest(&self) -> u64 {
@@ -170,7 +203,7 @@ impl Restoring {
     /// The name of the next page's bytes; `None`: there is none.
     pub fn next(&self) -> Option<String> {
         let i = self.pages.len();
-        self.row.pages.get(i).map(|page| self.row.key(i, page))
+        self.row.pages.get(i).map(|page| self.row.key(self.row.number(i), page))
     }
 
     /// Takes the next page's bytes; `false`: they are not the ones that were written, and what follows is of no use.
@@ -191,9 +224,10 @@ impl Restoring {
     /// The session, as far as its pages came.
     pub fn finish(self) -> Session {
         let Self { row, pages, budget } = self;
+        let cache =
+            KvCache::of_pages(row.shape, row.window, pages, row.dropped, row.tokens.len()).within(budget);
         let mut tokens = row.tokens;
-        tokens.truncate(pages.len() * PAGE);
-        let cache = KvCache::of_pages(row.shape, pages, tokens.len()).within(budget);
+        tokens.truncate(cache.position());
         let offered = row.offered.min(tokens.len());
         Session { tokens, cache, offered, created_at: row.created_at, used_at: row.used_at }
     }

@@ -21,6 +21,10 @@ mod batch;
 mod governor;
 #[path = "engine/prefix.rs"]
 mod prefix;
+#[path = "engine/truncation.rs"]
+mod truncation;
+#[path = "engine/window.rs"]
+mod window;
 
 fn load(options: Value) -> Result<Engine, Error> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden/r1-tiny.gguf.gz");
@@ -49,6 +53,22 @@ fn begin(engine: &mut Engine, body: Value) -> Result<Job, Error> {
 /// The whole reply.
 fn complete(engine: &mut Engine, body: Value) -> Value {
     let mut job = begin(engine, body).unwrap();
+    loop {
+        if let Some(reply) = engine.step(&mut job).unwrap().done {
+            engine.drop_job(job);
+            return reply;
+        }
+    }
+}
+
+fn begin_chat(engine: &mut Engine, body: &Value) -> Result<Job, Error> {
+    let body = Body::chat(body, engine.n_tokens())?;
+    engine.begin(body, Instant::now(), 7)
+}
+
+/// The whole reply to a chat.
+fn ask(engine: &mut Engine, body: &Value) -> Value {
+    let mut job = begin_chat(engine, body).unwrap();
     loop {
         if let Some(reply) = engine.step(&mut job).unwrap().done {
             engine.drop_job(job);

@@ -15,7 +15,12 @@ fn shape(kind: KvKind) -> KvShape {
 }
 
 /// Appends tokens whose keys and values are made of them and of their places.
-fn append(session: &mut Session, tokens: &[u32]) {
+fn append(session: &mut Session, mut tokens: &[u32]) {
+    while tokens.len() > session.cache.most_tokens() {
+        let (slice, rest) = tokens.split_at(session.cache.most_tokens());
+        append(session, slice);
+        tokens = rest;
+    }
     session.cache.reserve(tokens.len()).unwrap();
     for (i, token) in tokens.iter().enumerate() {
         let place = session.tokens.len() + i;
@@ -34,6 +39,14 @@ fn append(session: &mut Session, tokens: &[u32]) {
 
 fn session(kind: KvKind, tokens: &[u32]) -> Session {
     let mut session = Session::new(KvCache::new(shape(kind)), 1000.0);
+    append(&mut session, tokens);
+    session
+}
+
+/// As [`session`], whose positions see the first page and so many before their own.
+fn windowed(window: usize, tokens: &[u32]) -> Session {
+    let cache = KvCache::new(shape(KvKind::F16)).with_window(Some(window));
+    let mut session = Session::new(cache, 1000.0);
     append(&mut session, tokens);
     session
 }
@@ -177,6 +190,77 @@ fn damage_ends_the_session_before_it() {
 }
 
 #[test]
+fn a_session_with_a_window_comes_back_whole_or_as_its_first_page() {
+    for (window, most) in [(1, 1), (2, 1), (2, 2), (3, 100)] {
+        let mut disk = Disk::default();
+        let tokens: Vec<u32> = (0..700).collect();
+        let mut a = windowed(window, &tokens);
+        assert_eq!(disk.write(&a, most), window + 2);
+        let mut b = disk.read().unwrap();
+        assert_eq!((&b.tokens, b.cache.position(), b.cache.dropped()), (&a.tokens, 700, 9 - window));
+        assert!(values(&b) == values(&a));
+        append(&mut a, &[7; 90]);
+        append(&mut b, &[7; 90]);
+        assert!(values(&b) == values(&a));
+        // The page that was being filled, and two more; what has left the window is no longer there.
+        assert_eq!(disk.write(&a, most), 3.min(window + 1));
+        assert_eq!((disk.write(&b, most), disk.pages.len()), (0, window + 2));
+        let (row, keys) = (disk.rows["a"].clone(), Row::read(&disk.rows["a"]).unwrap().keys());
+        for (page, key) in keys.iter().enumerate() {
+            let whole = disk.pages.remove(key).unwrap();
+            let b = disk.read().unwrap();
+            // The last page alone may be missing: what the others hold is what its positions see.
+            let left = match page {
+                0 => 0,
+                _ if page == window + 1 => 12 * PAGE,
+                _ => PAGE,
+            };
+            assert_eq!((&b.tokens[..], b.cache.position()), (&a.tokens[..left], left));
+            assert!(values(&b) == values(&a)[..values(&b).len()]);
+            // What is left of it is written as the session that it is.
+            disk.rows.insert("a".into(), Row::of("a", "model", &b, Row::read(&row).as_ref(), 0).0.text());
+            assert_eq!(disk.read().unwrap().tokens, b.tokens);
+            disk.rows.insert("a".into(), row.clone());
+            disk.pages.insert(key.clone(), whole);
+        }
+        let row = Row::read(&row).unwrap();
+        assert!(row.fits("model", "a", shape(KvKind::F16), Some(window)));
+        for other in [None, Some(window + 1)] {
+            assert!(!row.fits("model", "a", shape(KvKind::F16), other));
+        }
+        // Nor is anything taken over from another window's row, though the tokens are the same.
+        assert_eq!(Row::of("a", "model", &windowed(window + 1, &tokens), Some(&row), 99).1.len(), window + 3);
+    }
+}
+
+#[test]
+fn a_row_with_a_gap_that_cannot_be_is_none_or_gives_no_more_than_its_beginning() {
+    let mut disk = Disk::default();
+    disk.write(&windowed(2, &(0..700).collect::<Vec<_>>()), 100);
+    for (dropped, window, tokens) in [
+        (0, Some(2), 700),
+        (9, Some(2), 700),
+        (7, None, 700),
+        (7, Some(2), 600),
+        (usize::MAX, Some(2), 700),
+        (7, Some(9), 700),
+    ] {
+        let mut row: serde_json::Value = serde_json::from_str(&disk.rows["a"]).unwrap();
+        (row["dropped"], row["window"]) = (dropped.into(), window.into());
+        row["tokens"] = (0..tokens).collect::<Vec<u32>>().into();
+        row["sum"] = 0.into();
+        row["sum"] = qandle::sum::Sum::of(row.to_string().as_bytes()).into();
+        let Some(row) = Row::read(&row.to_string()) else { continue };
+        assert_eq!((dropped, window), (7, Some(9)), "the others are none");
+        let mut restoring = Restoring::new(row);
+        while let Some(bytes) = restoring.next().and_then(|key| disk.pages.get(&key)) {
+            assert!(restoring.push(bytes).unwrap());
+        }
+        assert_eq!(restoring.finish().tokens.len(), PAGE);
+    }
+}
+
+#[test]
 fn values_that_are_no_numbers_do_not_come_back() {
     let a = session(KvKind::F16, &[1; 10]);
     let (row, pages) = Row::of("a", "model", &a, None, 9);
@@ -198,10 +282,10 @@ fn values_that_are_no_numbers_do_not_come_back() {
 fn each_model_shape_and_session_has_its_own() {
     let a = session(KvKind::F16, &[1; 10]);
     let (row, _) = Row::of("a", "model", &a, None, 9);
-    assert!(row.fits("model", "a", shape(KvKind::F16)));
-    assert!(!row.fits("other", "a", shape(KvKind::F16)));
-    assert!(!row.fits("model", "b", shape(KvKind::F16)));
-    assert!(!row.fits("model", "a", shape(KvKind::Q8)));
+    assert!(row.fits("model", "a", shape(KvKind::F16), None));
+    assert!(!row.fits("other", "a", shape(KvKind::F16), None));
+    assert!(!row.fits("model", "b", shape(KvKind::F16), None));
+    assert!(!row.fits("model", "a", shape(KvKind::Q8), None));
     // Nothing is taken over from another kind's row.
     let q8 = session(KvKind::Q8, &[1; 10]);
     assert_eq!(Row::of("a", "model", &q8, Some(&row), 9).1.len(), 1);

@@ -6,8 +6,9 @@ use super::{now_ms, Engine};
 use crate::error::{Error, Result};
 use crate::metrics::ms_since;
 use crate::model::{Advance, Pass, Want};
+use crate::openai::{Body, Chat, Prompt};
 use crate::session::Session;
-use serde_json::{json, Map, Value};
+use serde_json::{json, Map};
 use web_time::Instant;
 
 /// Tokens of a slice: a request that comes meanwhile waits for one layer of it.
@@ -29,24 +30,17 @@ pub(super) struct Ahead {
 }
 
 impl Engine {
-    /// Encodes an answer as the next turn will bring it back, and where `session` holds the turn, leaves its ids to be
-    /// computed.
+    /// Encodes a chat with its answer as the next turn will bring it back, less the turns that it will leave out, and where
+    /// `session` holds it, leaves its ids to be computed.
     ///
     /// # Errors
-    /// What the template says of the messages.
-    pub fn foresee(
-        &mut self,
-        messages: &Value,
-        tools: Option<&Value>,
-        kwargs: &Map<String, Value>,
-        answer: &str,
-        session: Option<&str>,
-    ) -> Result<()> {
-        let mut messages = messages.clone();
-        let Some(list) = messages.as_array_mut().filter(|_| !answer.is_empty()) else { return Ok(()) };
+    /// What the template says of the messages; `context_overflow` where the next turn will not fit.
+    pub fn foresee(&mut self, body: &Body, answer: &str, session: Option<&str>) -> Result<()> {
+        let Prompt::Chat(chat) = &body.prompt else { return Ok(()) };
+        let mut chat: Chat = chat.clone();
+        let Some(list) = chat.messages.as_array_mut().filter(|_| !answer.is_empty()) else { return Ok(()) };
         list.push(json!({ "role": "assistant", "content": answer }));
-        let rendered = self.text.template()?.render(&messages, tools, Some(false), kwargs)?;
-        let ids = self.text.preload_prompt(&rendered)?;
+        let ids = self.fitting_history(&chat, body, session)?;
         if let Some(name) = session.filter(|_| ids.len() < self.context_length) {
             self.ahead = Some(Ahead::new(Some(name.to_string()), ids));
         }
@@ -153,7 +147,7 @@ impl Ahead {
             Some(under_way) => under_way,
             None => {
                 let from = session.tokens.len();
-                let to = self.ids.len().min(from + SLICE);
+                let to = self.ids.len().min(from + SLICE.min(session.cache.most_tokens()));
                 if from == to {
                     return Ok(false);
                 }

@@ -6,8 +6,8 @@
 //! the warmed-up beginning, sessions that are on disk, the other sessions. Only what is still in the way then is
 //! `out_of_memory`, for the one request.
 
-use super::{context_length, Engine, Options};
-use crate::config::{head_dim, kv_shape};
+use super::{context_length, held_bytes, Engine, Options};
+use crate::config::head_dim;
 use crate::error::{Error, Result};
 use crate::kv_cache::{Budget, KvCache};
 use crate::weights::Plan;
@@ -43,7 +43,7 @@ impl Governor {
         let config = &plan.config;
         let context = context_length(plan, options)?;
         let fixed = fixed_bytes(plan, context) + SCRATCH_BYTES;
-        let whole = fixed + kv_shape(config, options.kv).bytes(context);
+        let whole = fixed + held_bytes(plan, options, context);
         // Whatever the device, the context that was planned can be filled.
         let device = options.device_bytes.map_or(WASM_BYTES, |bytes| (bytes as f64 * DEVICE_SHARE) as u64);
         let ceiling = options.limits.memory_bytes.unwrap_or(device.max(whole)).min(WASM_BYTES);
@@ -96,7 +96,7 @@ impl Engine {
     /// `out_of_memory` where the prompt would not fit if it were alone; nothing makes way for it.
     pub(super) fn check_room(&mut self, tokens: usize) -> Result<()> {
         let most = self.governor.ceiling.saturating_sub(self.governor.fixed);
-        let needed = self.new_cache().shape().bytes(tokens);
+        let needed = self.new_cache().planned_bytes(tokens);
         if needed > most {
             return Err(Error::out_of_memory(format!(
                 "the KV cache of {tokens} tokens needs {needed} bytes, the memory has room for {most}"

@@ -1,5 +1,6 @@
 //! A request under way: begun as a turn of its session, or as a kept answer that is given again, and stepped by the caller.
 
+use super::truncation::ChatPrompt;
 use super::{now_ms, Engine};
 use crate::error::{Error, Result};
 use crate::generation::{Finish, Progress, Step, Turn, TurnRequest};
@@ -24,6 +25,8 @@ pub struct Job {
     ids: Vec<u32>,
     /// Where the answer is to be kept, and what it is so far.
     keep: Option<(Key, Answer)>,
+    /// Messages that are not in the prompt.
+    left_out: usize,
     arrived: Instant,
     timings: Timings,
 }
@@ -66,12 +69,15 @@ impl Engine {
         let begun = Instant::now();
         self.end_ahead();
         let body = self.normalized(body)?;
-        let (prompt, reasoning) = match &body.prompt {
-            Prompt::Chat { messages, tools, kwargs } => {
-                self.chat_prompt(messages, tools.as_ref(), true, kwargs)?
-            }
-            Prompt::Text(text) => (self.text_prompt(text)?, None),
-            Prompt::Tokens(ids) => (ids.clone(), None),
+        // Requests without a session id share one nameless session, but for those that leave nothing shared.
+        let session = match (&body.session_id, body.cache) {
+            (None, Cache::Off) => None,
+            (id, _) => Some(id.clone().unwrap_or_default()),
+        };
+        let ChatPrompt { ids: prompt, reasoning, left_out } = match &body.prompt {
+            Prompt::Chat(chat) => self.fitting_prompt(chat, &body, session.as_deref())?,
+            Prompt::Text(text) => ChatPrompt { ids: self.text_prompt(text)?, ..Default::default() },
+            Prompt::Tokens(ids) => ChatPrompt { ids: ids.clone(), ..Default::default() },
         };
         if let Some(most) = self.sessions.limits().max_input_tokens.filter(|most| prompt.len() > *most) {
             return Err(Error::context_overflow(format!(
@@ -81,11 +87,6 @@ impl Engine {
         }
         let tokenize_ms = ms_since(begun);
         let now = now_ms();
-        // Requests without a session id share one nameless session, but for those that leave nothing shared.
-        let session = match (&body.session_id, body.cache) {
-            (None, Cache::Off) => None,
-            (id, _) => Some(id.clone().unwrap_or_default()),
-        };
         let key = match body.cache {
             Cache::Off => None,
             _ => Key::of(&prompt, &body.params, reasoning),
@@ -107,7 +108,7 @@ impl Engine {
             Work::Turn(_) => key.map(|key| (key, Answer::default())),
             Work::Replay { .. } => None,
         };
-        let chat = matches!(body.prompt, Prompt::Chat { .. });
+        let chat = matches!(body.prompt, Prompt::Chat(_));
         let frame = Frame {
             id: format!("{}-{:x}-{}", if chat { "chatcmpl" } else { "cmpl" }, now as u64, self.requests),
             created: (now / 1e3) as u64,
@@ -123,6 +124,7 @@ impl Engine {
             text: Parts::default(),
             ids: Vec::new(),
             keep,
+            left_out,
             arrived,
             timings: Timings { queue_ms, tokenize_ms, ..Default::default() },
         })
@@ -230,20 +232,19 @@ impl Engine {
 
     /// Takes a job's session back, whatever became of it.
     pub fn drop_job(&mut self, job: Job) {
-        let on_its_own = job.body.cache == Cache::Off;
-        if let Prompt::Chat { messages, tools, kwargs } = &job.body.prompt {
-            let session = job.session.as_deref().filter(|_| !on_its_own);
-            // A template that refuses the answer will say so to who sends it.
-            let _ = self.foresee(messages, tools.as_ref(), kwargs, &job.text.content, session);
-        }
-        if let Work::Turn(turn) = job.work {
-            let Some(name) = job.session else { return };
-            let mut session = turn.into_session();
+        let Job { body, session, text, work, .. } = job;
+        let on_its_own = body.cache == Cache::Off;
+        if let Work::Turn(turn) = work {
+            let mut rest = turn.into_session();
             if !on_its_own {
-                session.offered = session.tokens.len();
+                rest.offered = rest.tokens.len();
             }
-            self.sessions.put(&name, session, now_ms());
+            if let Some(name) = &session {
+                self.sessions.put(name, rest, now_ms());
+            }
         }
+        // A template that refuses the answer will say so to who sends it.
+        let _ = self.foresee(&body, &text.content, session.as_deref().filter(|_| !on_its_own));
     }
 
     fn end(&mut self, job: &mut Job, parts: Parts, ids: Vec<u32>, finish: Finish) -> Outcome {
@@ -263,8 +264,9 @@ impl Engine {
             detokenize_ms: progress.detokenize_ms,
             cached,
         };
-        self.record(record, job.body.session_id.as_deref(), progress.completion_tokens);
-        let extra = extra(job.body.session_id.as_deref(), &progress, &job.timings, cached);
+        let session_id = job.body.session_id.as_deref();
+        self.record(record, session_id, progress.completion_tokens);
+        let extra = extra(session_id, &progress, &job.timings, cached, job.left_out);
         let ids = job.body.return_tokens.then_some(&job.ids[..]);
         let done = if job.body.stream {
             if job.body.include_usage {

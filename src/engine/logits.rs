@@ -63,7 +63,8 @@ impl LogitsJob {
         let (mut pass, n) = match self.pass.take() {
             Some(under_way) => under_way,
             None => {
-                let slice = &self.ids[self.at..self.ids.len().min(self.at + LOGITS_SLICE)];
+                let most = LOGITS_SLICE.min(self.cache.most_tokens());
+                let slice = &self.ids[self.at..self.ids.len().min(self.at + most)];
                 let last = self.at + slice.len() == self.ids.len();
                 let want = match (self.all, last) {
                     (true, _) => Want::All,

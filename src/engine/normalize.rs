@@ -13,10 +13,9 @@ impl Engine {
     /// # Errors
     /// `invalid_request` where a text cannot be brought to NFC.
     pub(super) fn normalized(&self, mut body: Body) -> Result<Body> {
-        if let (true, Prompt::Chat { messages: Value::Array(messages), .. }) =
-            (self.normalize, &mut body.prompt)
-        {
-            for message in messages.iter_mut().filter(|message| message["role"] == "user") {
+        if let (true, Prompt::Chat(chat)) = (self.normalize, &mut body.prompt) {
+            let messages = chat.messages.as_array_mut().into_iter().flatten();
+            for message in messages.filter(|message| message["role"] == "user") {
                 if let Some(Value::String(text)) = message.get_mut("content") {
                     *text = normalize(text)?;
                 }

@@ -35,6 +35,7 @@ impl Assembly<'_> {
             lm_head: Linear::new("lm_head", vec![(head, None)]),
             rope: Rope::new(head_dim(&config), config.rope_theta),
             kv: KvKind::default(),
+            window: None,
             embed_tokens,
             layers,
             config,

@@ -158,7 +158,7 @@ impl Inner {
         None
     }
 
-    fn may_be_on_disk(&self, id: &str) -> bool {
+    pub(super) fn may_be_on_disk(&self, id: &str) -> bool {
         let missing = self.with(|engine| Ok(!engine.sessions().has(id, now_ms()))).unwrap_or_default();
         self.keeps_sessions.get() && missing
     }

@@ -10,7 +10,6 @@ use crate::session::{Session, SessionInfo};
 use crate::snapshot::Row;
 use crate::store::browser::{sleep, within};
 use crate::store::Store;
-use serde_json::{json, Value};
 use std::future::Future;
 use std::rc::Rc;
 use wasm_bindgen::JsValue;
@@ -172,9 +171,9 @@ impl Inner {
         if !store.has_session(id).await? {
             return miss();
         }
-        let (model, shape) =
-            (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache().shape()))?);
-        let row = store.session(&model, id).await?.filter(|row| row.fits(&model, id, shape));
+        let (model, cache) = (self.identity().await?, self.with(|engine| Ok(engine.model().new_cache()))?);
+        let fits = |row: &Row| row.fits(&model, id, cache.shape(), cache.window());
+        let row = store.session(&model, id).await?.filter(fits);
         let Some(row) = row else { return miss() };
         if !self.with(|engine| engine.make_room_for(row.bytes))? {
             return Ok(false);

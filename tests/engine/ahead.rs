@@ -1,24 +1,13 @@
 //! Work ahead: after a turn with thoughts the next one finds its history computed, answers as a cold run does, and whatever
 //! comes in between ends the work without a trace.
 
-use super::{begin, body, complete, engine, ids, prompt};
+use super::{ask, begin, body, complete, engine, ids, prompt};
 use qandle::engine::Engine;
 use qandle::openai::Body;
 use serde_json::{json, Map, Value};
-use web_time::Instant;
 
 fn chat(messages: &Value, session: &str) -> Value {
     json!({ "messages": messages, "temperature": 0, "max_tokens": 6, "session_id": session, "return_tokens": true, "cache": "refresh" })
-}
-
-pub(super) fn ask(engine: &mut Engine, body: &Value) -> Value {
-    let mut job = engine.begin(Body::chat(body, engine.n_tokens()).unwrap(), Instant::now(), 7).unwrap();
-    loop {
-        if let Some(reply) = engine.step(&mut job).unwrap().done {
-            engine.drop_job(job);
-            return reply;
-        }
-    }
 }
 
 /// As a chat that was answered so; the tiny model itself has nothing to say, so what it would have said is its prompt.
@@ -29,7 +18,8 @@ fn answered(engine: &mut Engine, messages: &Value, thoughts: &str, answer: &str)
     let mut request = body(&ids, "a");
     request["cache"] = "refresh".into();
     complete(engine, request);
-    engine.foresee(messages, None, &Map::new(), answer, Some("a")).unwrap();
+    let body = Body::chat(&chat(messages, "a"), engine.n_tokens()).unwrap();
+    engine.foresee(&body, answer, Some("a")).unwrap();
 }
 
 fn prefilled(reply: &Value) -> u64 {

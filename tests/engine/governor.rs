@@ -1,9 +1,9 @@
 //! The budget of memory: who needs room gets it, the others leave in the stated order and come back right, and what cannot fit
 //! ends its own request alone.
 
-use super::ahead::ask;
-use super::{begin, body, complete, engine, ids, prompt};
+use super::{ask, begin, body, complete, engine, ids, prompt};
 use qandle::engine::{now_ms, Engine};
+use qandle::openai::Body;
 use serde_json::{json, Value};
 use std::sync::OnceLock;
 
@@ -67,7 +67,8 @@ fn what_is_missed_least_goes_first() {
     engine.foresee_chats("Answer briefly.").unwrap();
     while engine.work_ahead().unwrap() {}
     let messages = json!([{ "role": "user", "content": "hi" }]);
-    engine.foresee(&messages, None, &serde_json::Map::new(), "Hello.", Some("new")).unwrap();
+    let chat = Body::chat(&json!({ "messages": messages }), engine.n_tokens()).unwrap();
+    engine.foresee(&chat, "Hello.", Some("new")).unwrap();
 
     let all = "ahead responses tokens nameless unsaved old new";
     assert_eq!(there(&mut engine), all);

@@ -2,9 +2,7 @@
 
 use super::{begin, body, complete, engine, ids, prompt};
 use qandle::engine::{now_ms, Engine};
-use qandle::openai::Body;
 use serde_json::{json, Value};
-use web_time::Instant;
 
 /// A request that takes and leaves beginnings; the answer itself is computed. Drawn by a seed, so that a logit that is off
 /// by a little shows.
@@ -197,14 +195,7 @@ fn new_conversations_share_the_system_prompt() {
             "You are a careful assistant for students. Answer in the language of the question. ".repeat(5);
         let messages = json!([{ "role": "system", "content": system }, { "role": "user", "content": user }]);
         let body = json!({ "messages": messages, "temperature": 0, "max_tokens": 3, "session_id": session, "return_tokens": true });
-        let body = Body::chat(&body, engine.n_tokens()).unwrap();
-        let mut job = engine.begin(body, Instant::now(), 7).unwrap();
-        loop {
-            if let Some(reply) = engine.step(&mut job).unwrap().done {
-                engine.drop_job(job);
-                return reply;
-            }
-        }
+        super::ask(&mut engine, &body)
     };
     let first = ask("What is 2 + 2?", Some("a"));
     assert_eq!(cached(&first), 0);
