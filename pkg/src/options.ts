@@ -37,6 +37,10 @@ const CHECKS: Record<keyof LoadOptions, Check> = {
     ok: (value) => integer(value, 1, MAX_CONTEXT),
     wanted: `an integer from 1 to ${MAX_CONTEXT}`,
   },
+  window: {
+    ok: (value) => integer(value, 1, MAX_CONTEXT),
+    wanted: `an integer from 1 to ${MAX_CONTEXT}`,
+  },
   threads: {
     ok: (value) => value === "auto" || integer(value, 1, MAX_THREADS),
     wanted: `"auto" or an integer from 1 to ${MAX_THREADS}`,
@@ -103,7 +107,17 @@ export function checkOptions(options: LoadOptions): void {
 
 /** The part of the options that the worker reads. */
 export function wireOptions(options: LoadOptions): WireLoadOptions {
-  const { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases } = options;
-  const wire: WireLoadOptions = { contextLength, threads, kv, cache, fastImage, warmup, limits, phrases };
+  const { contextLength, window, threads, kv, cache, fastImage, warmup, limits, phrases } = options;
+  const wire: WireLoadOptions = {
+    contextLength,
+    window,
+    threads,
+    kv,
+    cache,
+    fastImage,
+    warmup,
+    limits,
+    phrases,
+  };
   return Object.fromEntries(Object.entries(wire).filter(([, value]) => value !== undefined));
 }

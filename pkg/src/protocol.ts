@@ -46,7 +46,7 @@ export type WireSource = (WireFile & { sha256?: string }) | { files: WireFile[] 
 /** The load options that the worker reads; what was left out is absent. */
 export type WireLoadOptions = Pick<
   LoadOptions,
-  "contextLength" | "threads" | "kv" | "cache" | "fastImage" | "warmup" | "limits" | "phrases"
+  "contextLength" | "window" | "threads" | "kv" | "cache" | "fastImage" | "warmup" | "limits" | "phrases"
 >;
 
 /** First message to the worker's shell. */
