@@ -70,9 +70,10 @@ test("with a window a text passes the context, its cache stays small, and it is 
   page = await packagePage(browser, site);
   const two = await page.run(visit, { prompts: [next], window: 64 });
   assert.deepEqual(two.answers, [{ ids: await cold(next, 64), cached: one.tokens }]);
-  assert.ok(two.tokens > 400 && two.bytes * 2 < (two.bytes / 3) * Math.ceil(two.tokens / 64), `${two.bytes} bytes`);
+  assert.ok(two.tokens > 400, `${two.tokens} tokens`);
   // Pages of another window are not these.
   const wider = await page.run(visit, { prompts: [next], window: 128 });
   assert.deepEqual(wider.answers, [{ ids: await cold(next, 128), cached: 0 }]);
+  assert.equal(wider.bytes / two.bytes, 4 / 3, "the first page, the window's and the one that is being filled");
   await page.close();
 });
