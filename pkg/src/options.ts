@@ -1,7 +1,7 @@
 // Checks load options by name, so that a misspelt or senseless one is told and not silently ignored.
 
 import { failure } from "./errors.js";
-import type { WireLoadOptions } from "./protocol.js";
+import { WIRE_OPTIONS, type WireLoadOptions } from "./protocol.js";
 import type { LoadOptions } from "./types.js";
 
 type Check = { ok(value: unknown): boolean; wanted: string };
@@ -37,6 +37,10 @@ const CHECKS: Record<keyof LoadOptions, Check> = {
   onMetrics: fn,
   signal: { ok: (value) => value instanceof AbortSignal, wanted: "an AbortSignal" },
   contextLength: {
+    ok: (value) => integer(value, 1, MAX_CONTEXT),
+    wanted: `an integer from 1 to ${MAX_CONTEXT}`,
+  },
+  window: {
     ok: (value) => integer(value, 1, MAX_CONTEXT),
     wanted: `an integer from 1 to ${MAX_CONTEXT}`,
   },
@@ -108,19 +112,7 @@ export function checkOptions(options: LoadOptions): void {
 
 /** The part of the options that the worker reads. */
 export function wireOptions(options: LoadOptions): WireLoadOptions {
-  const { contextLength, threads, kv, cache, fastImage, warmup, normalize, limits, phrases, speculation } =
-    options;
-  const wire: WireLoadOptions = {
-    contextLength,
-    threads,
-    kv,
-    cache,
-    fastImage,
-    warmup,
-    normalize,
-    limits,
-    phrases,
-    speculation,
-  };
-  return Object.fromEntries(Object.entries(wire).filter(([, value]) => value !== undefined));
+  return Object.fromEntries(
+    WIRE_OPTIONS.filter((name) => options[name] !== undefined).map((name) => [name, options[name]]),
+  );
 }

@@ -44,20 +44,23 @@ export interface WireRepository {
 /** A model: one GGUF file, the shards of one in any order, or safetensors. */
 export type WireSource = (WireFile & { sha256?: string }) | { files: WireFile[] } | WireRepository;
 
-/** The load options that the worker reads; what was left out is absent. */
-export type WireLoadOptions = Pick<
-  LoadOptions,
-  | "contextLength"
-  | "threads"
-  | "kv"
-  | "cache"
-  | "fastImage"
-  | "warmup"
-  | "normalize"
-  | "limits"
-  | "phrases"
-  | "speculation"
->;
+/** The load options that the worker reads. */
+export const WIRE_OPTIONS = [
+  "contextLength",
+  "window",
+  "threads",
+  "kv",
+  "cache",
+  "fastImage",
+  "warmup",
+  "normalize",
+  "limits",
+  "phrases",
+  "speculation",
+] as const;
+
+/** What was left out is absent. */
+export type WireLoadOptions = Pick<LoadOptions, (typeof WIRE_OPTIONS)[number]>;
 
 /** First message to the worker's shell. */
 export interface Init {

@@ -86,7 +86,7 @@ export interface Limits {
   responseBytes?: number;
   /** Bytes of all sessions on disk; the one used longest ago goes first. Default 1 GiB, 0 writes none. */
   diskBytes?: number;
-  /** Tokens of one prompt. */
+  /** Tokens of one prompt; what `truncation` says of the context holds for it too. */
   maxInputTokens?: number;
   /** Requests that are computed together, each token of theirs in one pass; the others wait. Default 8, 1: one after another. */
   maxBatchSize?: number;
@@ -122,6 +122,12 @@ export interface LoadOptions {
   cache?: CacheKind;
   /** Keep a kernel-ready copy of the weights when there is room. Default true. */
   fastImage?: boolean;
+  /**
+   * Tokens of an attention window: a position sees the first 64 positions and the last `window` before it, rounded up to
+   * whole pages of 64. The KV cache holds no more than these, and prompt and answer may be as long as the model was
+   * made for, whatever `contextLength` says. Default none.
+   */
+  window?: number;
   /** Number type of the KV cache. Default `f16`. */
   kv?: "f16" | "f32" | "q8";
   /**
@@ -403,6 +409,11 @@ export interface ChatRequest extends Sampling {
    * a system prompt, between sessions. `off` takes nothing from other requests and leaves nothing to them; only its own session goes on.
    */
   cache?: "auto" | "off" | "refresh";
+  /**
+   * A chat that is longer than the context: `auto` (default) leaves out whole oldest turns, never the system prompt or the last
+   * question, and says in `qandle.dropped_messages` how many messages that were; `disabled` rejects with `context_overflow`.
+   */
+  truncation?: "auto" | "disabled";
   return_tokens?: boolean;
   tools?: unknown[];
   tool_choice?: unknown;
@@ -439,7 +450,7 @@ export interface Extra {
   cached: boolean;
   /** Share of the prompt that needed no prefill, 0..1. */
   cached_ratio: number;
-  /** Messages that no longer fitted into the context. */
+  /** Messages that no longer fitted into the context and are not in the prompt: the oldest behind the system prompt. */
   dropped_messages: number;
   timings: {
     queue_ms: number;

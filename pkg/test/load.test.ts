@@ -12,6 +12,7 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     const seen: Progress[] = [];
     const loading = it.load(MODEL, {
       contextLength: 64,
+      window: 128,
       kv: "f32",
       normalize: true,
       phrases: ["hello"],
@@ -25,7 +26,7 @@ test("load_tells_progress_that_never_goes_back_and_ends_with_the_info", () =>
     const { id, params } = await worker.request("load");
     assert.deepEqual(params, {
       source: { url: MODEL },
-      options: { contextLength: 64, threads: 2, kv: "f32", normalize: true, phrases: ["hello"] },
+      options: { contextLength: 64, window: 128, threads: 2, kv: "f32", normalize: true, phrases: ["hello"] },
     });
     const step = {
       phase: "load",
@@ -77,6 +78,7 @@ test("what_is_wrong_is_told_before_a_worker_starts", () =>
     const wrong: [ModelSource, LoadOptions, string][] = [
       [MODEL, { contextLength: 0 }, "invalid_request"],
       [MODEL, { contextLength: 1.5 }, "invalid_request"],
+      [MODEL, { window: 0 }, "invalid_request"],
       [MODEL, { threads: 0 }, "invalid_request"],
       [MODEL, { tier: "avx" as "simd128" }, "invalid_request"],
       [MODEL, { kv: "f64" as "f32" }, "invalid_request"],
