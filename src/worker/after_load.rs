@@ -38,8 +38,9 @@ impl Inner {
         }
         // The disk is not held meanwhile: a request that came would wait for it.
         let model = self.identity_in_idle_time().await?;
-        let shape = self.with(|engine| Ok(engine.model().new_cache().shape()))?;
-        let last = |rows: Vec<Row>| rows.into_iter().find(|row| row.fits(&model, &row.id, shape));
+        let cache = self.with(|engine| Ok(engine.model().new_cache()))?;
+        let fits = |row: &Row| row.fits(&model, &row.id, cache.shape(), cache.window());
+        let last = |rows: Vec<Row>| rows.into_iter().find(fits);
         self.on_disk(async {
             let Some(row) = last(rows().await?) else { return Ok(()) };
             let (id, tokens) = (row.id.clone(), row.tokens.len());
