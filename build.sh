@@ -25,6 +25,7 @@ usage: ./build.sh COMMAND
   bench [--quick] [--json FILE]     speed and memory beside wllama and native llama.cpp
   bench --load [--json FILE]        first and second visit beside wllama, and where the time went
   bench --workload [--json FILE]    100 requests with caches against without; --requests N takes the first N, --rounds N repeats
+  bench --caches [--json FILE]      a second turn, a reload, four requests at once, a prompt beside a stream, guessed tokens: with and without
   bench --soak [--json FILE]        1,000 requests on a tiny model (--requests N: as many): fails where memory or disk still grow
   bench --kernels [--json FILE]     GB/s and GOP/s of every type's kernels, quantisation and attention
   model [0.5b|1.5b|r1]              fetches a model into models/ (default 0.5b)
@@ -92,7 +93,7 @@ value_of() { [ -n "${3:-}" ] && printf '%s' "$3" || die "$1 needs $2"; }
 main() {
   command=${1:-help}
   shift || true
-  only='' port=8080 full='' quick='' json='' workload='' soak='' kernels='' loads='' rounds='' requests=''
+  only='' port=8080 full='' quick='' json='' workload='' caches='' soak='' kernels='' loads='' rounds='' requests=''
   args=()
   while [ $# -gt 0 ]; do
     case $1 in
@@ -104,6 +105,7 @@ main() {
       --full) full=yes ;;
       --quick) quick=yes ;;
       --workload) workload=yes ;;
+      --caches) caches=yes ;;
       --soak) soak=yes ;;
       --kernels) kernels=yes ;;
       --load) loads=yes ;;
@@ -149,7 +151,7 @@ main() {
       exec node tests/tools/serve.mjs --port "$port"
       ;;
     test) run_tests ;;
-    bench) if [ -n "$kernels" ]; then run_kernels; elif [ -n "$loads" ]; then run_loads; elif [ -n "$workload" ]; then run_workload; elif [ -n "$soak" ]; then run_soak; else run_bench; fi ;;
+    bench) if [ -n "$kernels" ]; then run_kernels; elif [ -n "$loads" ]; then run_loads; elif [ -n "$workload" ]; then run_workload; elif [ -n "$caches" ]; then run_caches; elif [ -n "$soak" ]; then run_soak; else run_bench; fi ;;
     model) need_model "${args[0]:-0.5b}" ;;
     help | -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown command $command" ;;

@@ -147,6 +147,16 @@ build_relaxed() {
   build_package
 }
 
+run_caches() {
+  need_chromium
+  need_model 0.5b
+  prepare_wasm
+  local tier
+  for tier in relaxed page; do build_wasm "$tier"; done
+  build_package
+  node tests/bench/caches.mjs ${rounds:+--rounds "$rounds"} ${json:+--json "$json"}
+}
+
 run_soak() {
   build_relaxed
   node tests/bench/soak.mjs ${requests:+--requests "$requests"} ${json:+--json "$json"}
