@@ -36,6 +36,8 @@ pub struct Schedule {
     stream_ms: f64,
     /// What is left for prompts until the streams' next token, ms.
     prompt_ms: f64,
+    /// The last layer of a prompt, ms; 0: none since the streams' last token.
+    layer_ms: f64,
     /// Slices of prompts that were begun.
     slices: u64,
     /// Turns of a pass that failed: each computes alone until it is known whose fault that was.
@@ -63,6 +65,7 @@ impl Schedule {
             costs: Costs::default(),
             stream_ms: 0.0,
             prompt_ms: 0.0,
+            layer_ms: 0.0,
             slices: 0,
             alone: Vec::new(),
         }
@@ -106,7 +109,7 @@ impl Schedule {
 
         let streams = turns.iter().any(|turn| turn.waiting().len() == 1);
         let prompts = turns.iter().any(|turn| turn.waiting().len() > 1);
-        let for_prompt = prompts && (!streams || (self.streams.is_none() && self.prompt_ms > 0.0));
+        let for_prompt = prompts && (!streams || (self.streams.is_none() && self.prompt_ms > self.layer_ms));
         let under_way = if for_prompt { self.prompt.take() } else { self.streams.take() };
         let mut under = match under_way {
             Some(under) => under,
@@ -129,6 +132,7 @@ impl Schedule {
         under.ms += ms;
         if for_prompt {
             self.prompt_ms -= ms;
+            self.layer_ms = ms;
         }
         match advanced {
             Err(error) => self.failed(turns, &under.parts, error),
@@ -143,7 +147,7 @@ impl Schedule {
                 if !for_prompt {
                     self.costs.book(under.pass.rows(), under.ms);
                     self.stream_ms = under.ms;
-                    self.prompt_ms = BETWEEN * under.ms;
+                    (self.prompt_ms, self.layer_ms) = (BETWEEN * under.ms, 0.0);
                 }
                 self.alone.retain(|id| under.parts.iter().all(|(part, _)| part != id));
                 settle(turns, tokenizer, &under.parts, logits.unwrap_or_default())
