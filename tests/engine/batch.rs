@@ -14,7 +14,7 @@ fn greedy(prompt: &[u32], most: u32) -> Value {
 }
 
 /// Steps all jobs together until each has ended; a further one is begun after every `apart` steps.
-fn together(engine: &mut Engine, bodies: &[Value], apart: usize) -> Vec<Value> {
+pub(super) fn together(engine: &mut Engine, bodies: &[Value], apart: usize) -> Vec<Value> {
     let mut replies = vec![Value::Null; bodies.len()];
     let mut waiting = bodies.iter().enumerate();
     let mut jobs: Vec<(usize, Job)> = Vec::new();

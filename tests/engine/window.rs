@@ -1,6 +1,7 @@
 //! The attention window in the engine: sessions answer as cold runs do, memory stays bounded, and the text may be as long as
 //! the model was made for.
 
+use super::batch::together;
 use super::{ask, complete, engine, ids, load, prompt};
 use qandle::engine::{now_ms, Engine};
 use qandle::kv_cache::PAGE;
@@ -119,5 +120,34 @@ fn the_plan_counts_what_the_window_holds_and_an_empty_window_is_refused() {
     assert_eq!(bytes(json!({ "window": 100 })), 4 * page + rope);
     for window in [json!(0), json!(1 << 21)] {
         assert_eq!(load(json!({ "window": window })).err().unwrap().code(), "invalid_request");
+    }
+}
+
+#[test]
+fn guesses_and_requests_at_once_are_right_behind_a_window() {
+    let repeats: Vec<u32> = (0..420).map(|i| 100 + i % 23 * 7).collect();
+    let bodies: Vec<Value> = (0..3)
+        .map(|i| {
+            let mut body = question(&repeats[i * 5..], &format!("s{i}"));
+            (body["temperature"], body["max_tokens"], body["cache"]) = (0.into(), 150.into(), "off".into());
+            body
+        })
+        .collect();
+    let want: Vec<Value> = bodies
+        .iter()
+        .map(|body| {
+            let mut alone = engine(json!({ "window": 64, "speculation": false }));
+            complete(&mut alone, body.clone())["choices"].clone()
+        })
+        .collect();
+    let mut guesses = windowed(64);
+    for (body, want) in bodies.iter().zip(&want) {
+        assert_eq!(&complete(&mut guesses, body.clone())["choices"], want);
+    }
+    guesses.sessions().clear();
+    for apart in [0, 3, 40] {
+        for (found, want) in together(&mut guesses, &bodies, apart).iter().zip(&want) {
+            assert_eq!(&found["choices"], want, "{apart} steps apart");
+        }
     }
 }
