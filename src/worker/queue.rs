@@ -22,6 +22,8 @@ pub(super) struct Queued {
     /// The body of a chat or a completion.
     body: Value,
     disk: Disk,
+    /// Whether its session was deleted while it was looked for: then nothing stays of it.
+    forgotten: bool,
 }
 
 /// Whether a request's session was looked for on disk.
@@ -69,7 +71,13 @@ impl Inner {
                 body.insert("prompt".to_string(), ids.into());
             }
         }
-        self.queue.borrow_mut().push_back(Queued { request, arrived, body, disk: Disk::Unread });
+        self.queue.borrow_mut().push_back(Queued {
+            request,
+            arrived,
+            body,
+            disk: Disk::Unread,
+            forgotten: false,
+        });
         self.go_on();
     }
 
@@ -118,9 +126,9 @@ impl Inner {
                 break;
             }
             self.events.turn().await;
+            self.step(&mut active);
             // Their pages are room for those that are worked on.
             self.save_leaving().await;
-            self.step(&mut active);
         }
         self.busy.set(false);
         self.work_ahead();
@@ -170,6 +178,14 @@ impl Inner {
         }
     }
 
+    /// What is being looked for on disk was deleted: one session, or all.
+    pub(super) fn forget_waiting(&self, id: Option<&str>) {
+        let mut queue = self.queue.borrow_mut();
+        for queued in queue.iter_mut().filter(|queued| queued.disk != Disk::Unread) {
+            queued.forgotten |= id.is_none_or(|id| queued.session() == Some(id));
+        }
+    }
+
     async fn run_alone(self: &Rc<Self>, request: &Request) -> Result<JsValue> {
         let (cancelled, abort) = self.running(request.id)?;
         if request.method == "logits" {
@@ -195,7 +211,12 @@ impl Inner {
         let begun = self.running(id).and_then(|(cancelled, _)| {
             let job = self.with(|engine| {
                 let parse = if next.request.method == "chat" { Body::chat } else { Body::completion };
-                engine.begin(parse(&next.body, engine.n_tokens())?, next.arrived, wire::random_u64())
+                let body = parse(&next.body, engine.n_tokens())?;
+                let job = engine.begin(body, next.arrived, wire::random_u64())?;
+                if let Some(id) = session.as_ref().filter(|_| next.forgotten) {
+                    engine.sessions().delete(id);
+                }
+                Ok(job)
             })?;
             Ok(Active { id, session, job, cancelled })
         });

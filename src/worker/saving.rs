@@ -275,6 +275,7 @@ impl Inner {
             }
             "sessions.delete" => {
                 let id = string("id")?;
+                self.forget_waiting(Some(&id));
                 self.forget(|engine| engine.sessions().delete(&id), async {
                     let store = self.open_disk().await?;
                     if !store.has_session(&id).await? {
@@ -285,6 +286,7 @@ impl Inner {
                 .await
             }
             "sessions.clear" => {
+                self.forget_waiting(None);
                 self.forget(|engine| engine.sessions().clear(), async {
                     let (store, model) = (self.open_disk().await?, self.identity().await?);
                     store.delete_sessions(&model).await.map_err(Error::from)
