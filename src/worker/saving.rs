@@ -64,7 +64,10 @@ impl Inner {
             // What cannot be kept is computed again.
             let written = self.on_disk(write_one()).await;
             if written.is_err() && !self.keeps_sessions.get() {
-                let _ = self.with(|engine| Ok(engine.sessions().drop_leaving()));
+                let _ = self.with(|engine| {
+                    engine.sessions().drop_leaving();
+                    Ok(())
+                });
             }
         }
     }
