@@ -1,5 +1,5 @@
 //! A loaded model with its text side and its sessions: turns request bodies into jobs, steps them, and shapes replies.
-//! Knows nothing of JavaScript; one job runs at a time and is stepped by the caller.
+//! Knows nothing of JavaScript; the caller steps all jobs that run, together.
 
 mod ahead;
 mod figures;
@@ -18,7 +18,7 @@ pub use text_side::TextSide;
 
 use crate::config::kv_shape;
 use crate::error::{Error, Result};
-use crate::kv_cache::{window_pages, KvKind, PAGE};
+use crate::kv_cache::{window_pages, KvCache, KvKind};
 use crate::metrics::Window;
 use crate::model::Model;
 use crate::response_cache::ResponseCache;
@@ -337,8 +337,8 @@ fn check_phrases(phrases: &[String]) -> Result<()> {
 
 /// Bytes of the KV pages of a full context: with a window the first page, the window's, and the one that is being filled.
 fn held_bytes(plan: &Plan, options: &Options, context: usize) -> u64 {
-    let held = options.window.map_or(context, |tokens| context.min((window_pages(tokens) + 2) * PAGE));
-    kv_shape(&plan.config, options.kv).bytes(held)
+    let cache = KvCache::new(kv_shape(&plan.config, options.kv));
+    cache.with_window(options.window.map(window_pages)).planned_bytes(context)
 }
 
 /// ms since the epoch.

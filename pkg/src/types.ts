@@ -1,5 +1,6 @@
 // The public types: sources, options, the engine, requests and replies. Requests and replies have OpenAI's shapes and
-// spelling; what is this package's own is camelCase, or stands under `qandle`.
+// spelling; what is this package's own is camelCase, or stands under `qandle`. One file, though a long one: it is the contract,
+// and who reads it looks in one place.
 
 import type { ErrorCode } from "./errors.js";
 
