@@ -32,7 +32,7 @@ after(() => rm(folder, { recursive: true, force: true, maxRetries: 5 }));
 async function makeOtherVersion(from, to) {
   await cp(from, to, { recursive: true });
   const assets = path.join(to, "assets");
-  const names = (await readdir(assets)).map((name) => [name, name.replace(/(\.\w+)$/, "2$1")]);
+  const names = (await readdir(assets)).map((name) => [name, name.replace(/(\.\w+)$/, "-other$1")]);
   for (const [name, other] of names) await rename(path.join(assets, name), path.join(assets, other));
   const md5 = (text) => createHash("md5").update(text).digest("hex");
   const renamed = (text) => names.reduce((text, [name, other]) => text.replaceAll(name, other), text);
@@ -143,7 +143,7 @@ for (const name of browsers) {
       assert.equal(await page.title(), "Qandle", "the version that was kept is shown");
       await page.evaluate(() => { window.mark = "same"; });
       await page.waitForSelector("#update", { visible: true, timeout: 60_000 });
-      const fetched = filesOf(await kept(page)).filter((url) => /qandle_simd128[^/]*2\.wasm$/.test(url));
+      const fetched = filesOf(await kept(page)).filter((url) => /qandle_simd128[^/]*-other\.wasm$/.test(url));
       assert.equal(fetched.length, 2, "the new version has what the old one used before it is offered");
       await page.click("#new-chat");
       await ask(page, "And then?");
@@ -153,7 +153,7 @@ for (const name of browsers) {
       await state(page, "ready", LOAD_MS);
       assert.equal((await page.evaluate(storedNames)).file.length, 1, "the weights are left alone");
       const assets = filesOf(await kept(page)).filter((url) => url.includes("/assets/"));
-      assert.deepEqual(assets.filter((url) => !/2\.\w+$/.test(url)), [], "the old version's files are gone");
+      assert.deepEqual(assets.filter((url) => !/-other\.\w+$/.test(url)), [], "the old version's files are gone");
       await page.close();
 
       await site.close();
