@@ -1,18 +1,17 @@
-//! Weight matrices in the layout that the kernels read, and the packer that makes them from the file's bytes as they
-//! come in. Packing is lossless: every weight keeps the exact real number that the file gives it.
-//!
-//! Rows are interleaved by four (`packed/format.rs`), the last group padded with zeros. Nothing is staged but the one
-//! block that a split of the input cut through.
+//! Weight matrices in the layout that the kernels read. Packing is lossless: every weight keeps the exact real number that
+//! the file gives it. Rows are interleaved by four (`packed/format.rs`), the last group padded with zeros.
 
 pub(crate) mod float;
 pub(crate) mod format;
 pub(crate) mod kquants;
 pub(crate) mod lane;
 pub(crate) mod legacy;
+mod packer;
 
 use super::dtype::DType;
 use crate::error::{Error, Result};
 use format::{Float, Layout, Quant, ROWS};
+pub use packer::Packer;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -91,18 +90,9 @@ impl Unfilled {
         Ok(Self { matrix, block, written })
     }
 
-    /// The memory, whole sixteen bytes.
-    fn room(&mut self) -> &mut [MaybeUninit<u8>] {
-        let bytes = 16 * self.matrix.bytes.div_ceil(16);
-        let room = self.matrix.chunks.spare_capacity_mut();
-        debug_assert!(bytes <= 16 * room.len());
-        // SAFETY: a `Chunk` is sixteen bytes that may hold anything, and there is room for as many of them as `bytes` need.
-        unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), bytes) }
-    }
-
     /// The addresses of the memory.
     pub fn addresses(&mut self) -> Range<usize> {
-        let room = self.room().as_ptr_range();
+        let room = self.matrix.room().as_ptr_range();
         room.start as usize..room.end as usize
     }
 
@@ -148,7 +138,7 @@ impl Unfilled {
     ) -> Result<()> {
         let (bytes, at) = (self.matrix.bytes, block * self.block);
         let end = bytes.min(at + self.block);
-        let (wanted, padding) = self.room().split_at_mut(bytes);
+        let (wanted, padding) = self.matrix.room().split_at_mut(bytes);
         let part = &mut wanted[at..end];
         let (start, len) = (part.as_ptr().cast::<u8>(), part.len());
         let filled = get(at, part)?;
@@ -262,6 +252,15 @@ impl PackedMatrix {
         Ok(Self { dtype, rows, cols, bytes, chunks, specials: false })
     }
 
+    /// The memory of one that is not written yet, whole sixteen bytes.
+    fn room(&mut self) -> &mut [MaybeUninit<u8>] {
+        let bytes = 16 * self.bytes.div_ceil(16);
+        let room = self.chunks.spare_capacity_mut();
+        debug_assert!(bytes <= 16 * room.len());
+        // SAFETY: a `Chunk` is sixteen bytes that may hold anything, and there is room for as many of them as `bytes` need.
+        unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), bytes) }
+    }
+
     /// Type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -303,9 +302,13 @@ impl PackedMatrix {
     /// The bytes of the group of rows that a row is in.
     fn group(&self, row: usize) -> Range<usize> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        let bytes = self.bytes / self.rows.div_ceil(ROWS);
+        let bytes = self.group_bytes();
         let at = row / ROWS * bytes;
         at..at + bytes
+    }
+
+    fn group_bytes(&self) -> usize {
+        self.bytes / self.rows.div_ceil(ROWS)
     }
 
     /// As [`PackedMatrix::dequantize_row`], of the bytes of its group.
@@ -339,107 +342,5 @@ fn dequantize_quants<F: Quant>(group: &[u8], lane: usize, out: &mut [f32]) {
                 *o = if F::MINIMA { value - minima[sub] } else { value };
             }
         }
-    }
-}
-
-/// Makes a [`PackedMatrix`] of the file's bytes, which come in any split.
-pub struct Packer {
-    matrix: PackedMatrix,
-    row: usize,
-    unit: usize,
-    staged: [u8; 256],
-    staged_len: usize,
-}
-
-impl Packer {
-    /// Allocates the packed form.
-    ///
-    /// # Errors
-    /// As [`PackedMatrix::packed_bytes`], and `out_of_memory`.
-    pub fn new(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
-        let matrix = PackedMatrix::zeros(dtype, rows, cols)?;
-        Ok(Self { matrix, row: 0, unit: 0, staged: [0; 256], staged_len: 0 })
-    }
-
-    /// Takes the next bytes of the tensor.
-    ///
-    /// # Errors
-    /// `bad_model` where there are more bytes than the shape has.
-    pub fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
-        let block = self.matrix.dtype.block_bytes();
-        if self.staged_len > 0 {
-            let take = bytes.len().min(block - self.staged_len);
-            self.staged[self.staged_len..][..take].copy_from_slice(&bytes[..take]);
-            self.staged_len += take;
-            bytes = &bytes[take..];
-            if self.staged_len < block {
-                return Ok(());
-            }
-            self.staged_len = 0;
-            let staged = self.staged;
-            self.pack(&staged[..block])?;
-        }
-        let whole = bytes.len() / block * block;
-        self.pack(&bytes[..whole])?;
-        let rest = &bytes[whole..];
-        if !rest.is_empty() && self.row == self.matrix.rows {
-            return Err(self.too_many());
-        }
-        self.staged[..rest.len()].copy_from_slice(rest);
-        self.staged_len = rest.len();
-        Ok(())
-    }
-
-    /// The matrix, once all its bytes are there.
-    ///
-    /// # Errors
-    /// `bad_model` where bytes are missing.
-    pub fn finish(self) -> Result<PackedMatrix> {
-        if self.row < self.matrix.rows {
-            let PackedMatrix { dtype, rows, cols, .. } = self.matrix;
-            return Err(Error::bad_model(format!(
-                "the bytes of a {} matrix of {rows} x {cols} end in row {}",
-                dtype.name(),
-                self.row
-            )));
-        }
-        Ok(self.matrix.sealed())
-    }
-
-    fn pack(&mut self, blocks: &[u8]) -> Result<()> {
-        let packed =
-            with_format!(self.matrix.dtype, F => self.pack_as::<F>(blocks), self.pack_as::<F>(blocks));
-        if packed < blocks.len() {
-            return Err(self.too_many());
-        }
-        Ok(())
-    }
-
-    /// Packs whole blocks and returns how many bytes found a place.
-    fn pack_as<F: Layout>(&mut self, blocks: &[u8]) -> usize {
-        let units = self.matrix.cols / F::COLS;
-        let group_bytes = units * F::BYTES;
-        let mut rest = blocks;
-        while !rest.is_empty() && self.row < self.matrix.rows {
-            let take = (rest.len() / F::FILE_BYTES).min(units - self.unit);
-            let (now, later) = rest.split_at(take * F::FILE_BYTES);
-            let (group, lane) = (self.row / ROWS, self.row % ROWS);
-            let places = &mut self.matrix.data_mut()[group * group_bytes + self.unit * F::BYTES..];
-            for (block, unit) in now.chunks_exact(F::FILE_BYTES).zip(places.chunks_exact_mut(F::BYTES)) {
-                F::pack(block, unit, lane);
-            }
-            rest = later;
-            self.unit += take;
-            if self.unit == units {
-                self.unit = 0;
-                self.row += 1;
-            }
-        }
-        blocks.len() - rest.len()
-    }
-
-    fn too_many(&self) -> Error {
-        let PackedMatrix { dtype, rows, cols, .. } = self.matrix;
-        Error::bad_model(format!("more bytes than a {} matrix of {rows} x {cols} has", dtype.name()))
     }
 }

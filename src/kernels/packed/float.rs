@@ -1,6 +1,7 @@
 //! The float types F32, F16 and BF16. They stay as wide as they are in the file; a unit is one column of four rows.
 
-use super::format::{Float, Layout};
+use super::format::{Blocks, Float, Layout};
+use super::lane::Lane;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use core::arch::wasm32::*;
 
@@ -12,9 +13,17 @@ macro_rules! layout {
             const COLS: usize = 1;
             const FILE_BYTES: usize = $file;
             const BYTES: usize = 4 * $file;
+            const LANE: usize = $file;
             #[inline(always)]
-            fn pack(block: &[u8], unit: &mut [u8], row: usize) {
-                unit[$file * row..][..$file].copy_from_slice(block);
+            unsafe fn pack<L: Lane>(blocks: Blocks, unit: *mut u8) {
+                let rows = size_of::<L>() / 4;
+                for row in 0..rows {
+                    // SAFETY: one element of a row of the blocks and of the unit that the caller promises.
+                    unsafe {
+                        let from = blocks.at.add(row * blocks.stride);
+                        std::ptr::copy_nonoverlapping(from, unit.add($file * row), $file);
+                    }
+                }
             }
         }
     };

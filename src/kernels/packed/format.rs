@@ -17,9 +17,56 @@ pub(crate) trait Layout {
     const FILE_BYTES: usize;
     /// Bytes of a unit (four rows).
     const BYTES: usize;
+    /// Bytes of a row's lane.
+    const LANE: usize = 4;
 
-    /// Writes a file block (`FILE_BYTES`) into row `row`'s lanes of a unit (`BYTES`, zeros in these lanes before).
-    fn pack(block: &[u8], unit: &mut [u8], row: usize);
+    /// Writes the blocks of one row (u32) or of the four rows (v128) into a unit: every byte of their lanes.
+    ///
+    /// # Safety
+    /// `blocks` are readable; `unit` points to a unit (v128), or to row r's first lane in it (u32), that is writable.
+    unsafe fn pack<L: Lane>(blocks: Blocks, unit: *mut u8);
+}
+
+/// File blocks (`FILE_BYTES`) of one row, or of the four rows of a group.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks {
+    /// The first row's.
+    pub at: *const u8,
+    /// Bytes from one row's to the next one's.
+    pub stride: usize,
+}
+
+impl Blocks {
+    /// The words at `at`.
+    ///
+    /// # Safety
+    /// As [`Lane::gather`].
+    #[inline(always)]
+    pub unsafe fn word<L: Lane>(self, at: usize) -> L {
+        // SAFETY: as the caller promises.
+        unsafe { L::gather(self.at.add(at), self.stride) }
+    }
+
+    /// The four words from `at` on.
+    ///
+    /// # Safety
+    /// As [`Lane::gather_four`].
+    #[inline(always)]
+    pub unsafe fn four<L: Lane>(self, at: usize) -> [L; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { L::gather_four(self.at.add(at), self.stride) }
+    }
+
+    /// The eight words from `at` on.
+    ///
+    /// # Safety
+    /// As [`Lane::gather_four`], for 32 bytes.
+    #[inline(always)]
+    pub unsafe fn eight<L: Lane>(self, at: usize) -> [L; 8] {
+        // SAFETY: as the caller promises.
+        let ([a, b, c, d], [e, f, g, h]) = unsafe { (self.four(at), self.four(at + 16)) };
+        [a, b, c, d, e, f, g, h]
+    }
 }
 
 /// A type of integer quants: `value = scale * (quant - OFFSET) - minimum`.
@@ -60,55 +107,72 @@ pub(crate) trait Float: Layout {
     unsafe fn load<const SPECIALS: bool>(unit: *const u8) -> core::arch::wasm32::v128;
 }
 
-/// The little-endian word at `at`.
+/// Bits of each byte: `words` shifted right and masked.
 #[inline(always)]
-pub(crate) fn word_at(block: &[u8], at: usize) -> u32 {
-    let b = &block[at..at + 4];
-    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+pub(crate) fn bits_of<L: Lane, const N: usize>(words: [L; N], shift: u32, mask: u32) -> [L; N] {
+    words.map(|w| w.shr(shift).and(L::splat(mask)))
 }
 
-/// The eight words at `at`, each shifted right and masked: bits of 32 columns.
+/// The two halves in each word as f32 bits.
 #[inline(always)]
-pub(crate) fn words_at(block: &[u8], at: usize, shift: usize, mask: u32) -> [u32; 8] {
-    let bytes = &block[at..at + 32];
-    [0, 4, 8, 12, 16, 20, 24, 28].map(|i| word_at(bytes, i) >> shift & mask)
+pub(crate) fn halves<L: Lane>(word: L) -> [L; 2] {
+    [word.and(L::splat(0xffff)), word.shr(16)].map(L::widen_half)
 }
 
-/// Writes row `row`'s lane of the 16 bytes at `at`.
+/// Writes vectors of lanes one after another, from the one at `at`.
+///
+/// # Safety
+/// The lanes must be writable.
 #[inline(always)]
-pub(crate) fn put(unit: &mut [u8], at: usize, row: usize, word: u32) {
-    unit[at + 4 * row..][..4].copy_from_slice(&word.to_le_bytes());
-}
-
-/// The low four bits of 32 columns in 64 bytes: vector c has columns 4c.. in its low and 16 + 4c.. in its high nibbles.
-#[inline(always)]
-pub(crate) fn put_nibbles(unit: &mut [u8], at: usize, row: usize, w: &[u32; 8]) {
-    for c in 0..4 {
-        put(unit, at + 16 * c, row, w[c] & 0x0f0f_0f0f | (w[c + 4] & 0x0f0f_0f0f) << 4);
+pub(crate) unsafe fn put<L: Lane, const N: usize>(unit: *mut u8, at: usize, words: [L; N]) {
+    for (i, w) in words.into_iter().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe { w.store(unit.add(at + 16 * i)) };
     }
 }
 
-/// Bits `shift..shift + 2` of 32 columns in 32 bytes: vector p has columns 16p + 4c.. in its bits 2c and 2c + 1.
+/// Four bits (no others set) of 32 columns in 64 bytes: vector c has columns 4c.. in its low and 16 + 4c.. in its high nibbles.
+///
+/// # Safety
+/// As [`put`].
 #[inline(always)]
-pub(crate) fn put_pairs(unit: &mut [u8], at: usize, row: usize, w: &[u32; 8], shift: u32) {
-    for p in 0..2 {
-        let word = (0..4).fold(0, |acc, c| acc | (w[4 * p + c] >> shift & 0x0303_0303) << (2 * c));
-        put(unit, at + 16 * p, row, word);
-    }
+pub(crate) unsafe fn put_nibbles<L: Lane>(unit: *mut u8, at: usize, w: [L; 8]) {
+    // SAFETY: as the caller promises.
+    unsafe { put(unit, at, [0, 1, 2, 3].map(|c| w[c].or(w[c + 4].shl(4)))) };
 }
 
-/// Bit `shift` of 32 columns in 16 bytes: columns 4c.. in bit c.
+/// Two bits (no others set) of 32 columns in 32 bytes: vector p has columns 16p + 4c.. in its bits 2c and 2c + 1.
+///
+/// # Safety
+/// As [`put`].
 #[inline(always)]
-pub(crate) fn put_bits(unit: &mut [u8], at: usize, row: usize, w: &[u32; 8], shift: u32) {
-    put(unit, at, row, (0..8).fold(0, |acc, c| acc | (w[c] >> shift & 0x0101_0101) << c));
+pub(crate) unsafe fn put_pairs<L: Lane>(unit: *mut u8, at: usize, w: [L; 8]) {
+    let joined = [0, 4].map(|p| w[p].or(w[p + 1].shl(2)).or(w[p + 2].shl(4)).or(w[p + 3].shl(6)));
+    // SAFETY: as the caller promises.
+    unsafe { put(unit, at, joined) };
+}
+
+/// One bit (no others set) of 32 columns in 16 bytes: columns 4c.. in bit c.
+///
+/// # Safety
+/// As [`put`].
+#[inline(always)]
+pub(crate) unsafe fn put_bits<L: Lane>(unit: *mut u8, at: usize, w: [L; 8]) {
+    let joined = (1..8).fold(w[0], |all, c| all.or(w[c as usize].shl(c)));
+    // SAFETY: as the caller promises.
+    unsafe { put(unit, at, [joined]) };
 }
 
 /// Four words of six-bit bytes in 48 bytes (12 a row): three as they are, the fourth in the upper bits of the three.
+///
+/// # Safety
+/// As [`put`].
 #[inline(always)]
-pub(crate) fn put_sixes(unit: &mut [u8], at: usize, row: usize, w: &[u32; 4]) {
-    for i in 0..3 {
-        put(unit, at + 16 * i, row, w[i] | (w[3] >> (2 * i) & 0x0303_0303) << 6);
-    }
+pub(crate) unsafe fn put_sixes<L: Lane>(unit: *mut u8, at: usize, w: [L; 4]) {
+    let [a, b, c, d] = w;
+    let [low, middle, high] = [0, 2, 4].map(|shift| d.shr(shift).and(L::splat(0x0303_0303)).shl(6));
+    // SAFETY: as the caller promises.
+    unsafe { put(unit, at, [a.or(low), b.or(middle), c.or(high)]) };
 }
 
 /// What [`put_sixes`] wrote.
@@ -174,10 +238,4 @@ pub(crate) unsafe fn or_bits<L: Lane>(at: *const u8, out: &mut [L; 8], shift: u3
         let moved = if c <= shift { q.shl(shift - c) } else { q.shr(c - shift) };
         *o = o.or(moved.and(mask));
     }
-}
-
-/// The f16 at `at` of a block, as f32 bits.
-#[inline(always)]
-pub(crate) fn f16_at(block: &[u8], at: usize) -> f32 {
-    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

@@ -7,7 +7,7 @@ use super::format::*;
 use super::lane::Lane;
 
 macro_rules! layout {
-    ($name:ident, $file:literal, $bytes:literal, |$block:ident, $unit:ident, $row:ident| $pack:block) => {
+    ($name:ident, $file:literal, $bytes:literal, |$blocks:ident, $unit:ident| $pack:block) => {
         #[doc = concat!("`", stringify!($name), "`: ", $file, " bytes a block in the file.")]
         pub(crate) struct $name;
         impl Layout for $name {
@@ -15,19 +15,12 @@ macro_rules! layout {
             const FILE_BYTES: usize = $file;
             const BYTES: usize = $bytes;
             #[inline(always)]
-            fn pack($block: &[u8], $unit: &mut [u8], $row: usize) $pack
+            unsafe fn pack<L: Lane>($blocks: Blocks, $unit: *mut u8) {
+                // SAFETY: inside the blocks and the unit that the caller promises.
+                unsafe { $pack }
+            }
         }
     };
-}
-
-/// Sixteen numbers of six bits in 48 bytes (12 a row).
-#[inline(always)]
-fn put_six_bits(unit: &mut [u8], at: usize, row: usize, numbers: &[u8; 16]) {
-    let mut w = [0u32; 4];
-    for (i, n) in numbers.iter().enumerate() {
-        w[i / 4] |= u32::from(*n) << (8 * (i % 4));
-    }
-    put_sixes(unit, at, row, &w);
 }
 
 /// `numbers[i]` (unsigned bytes of the lanes) times `by`.
@@ -38,95 +31,101 @@ fn spread<L: Lane>(word: L, by: L::Float, out: &mut [L::Float]) {
     }
 }
 
-/// The eight scales and eight minima (six bits each) of Q4_K and Q5_K, in the file's twelve bytes.
+/// `low` with the pairs of bits at `shift` of `high` above its nibbles.
 #[inline(always)]
-fn file_scales_and_minima(s: &[u8]) -> [u8; 16] {
-    let mut out = [0; 16];
-    for j in 0..4 {
-        out[j] = s[j] & 63;
-        out[j + 8] = s[j + 4] & 63;
-        out[j + 4] = s[j + 8] & 15 | s[j] >> 6 << 4;
-        out[j + 12] = s[j + 8] >> 4 | s[j + 4] >> 6 << 4;
+fn with_pairs<L: Lane>(low: L, high: L, shift: u32) -> L {
+    low.or(high.shr(shift).and(L::splat(0x0303_0303)).shl(4))
+}
+
+/// What Q4_K and Q5_K begin with, 80 bytes of a unit: eight scales and eight minima of six bits, the block's scale and minimum.
+///
+/// # Safety
+/// 16 bytes of the blocks and 80 of the unit (68 for u32) are there.
+#[inline(always)]
+unsafe fn put_scales_and_minima<L: Lane>(blocks: Blocks, unit: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [both, scales, minima, upper] = blocks.four::<L>(0);
+        let [first, third] = bits_of([scales, minima], 0, 0x3f3f_3f3f);
+        let [second] = bits_of([upper], 0, 0x0f0f_0f0f).map(|low| with_pairs(low, scales, 6));
+        let [fourth] = bits_of([upper], 4, 0x0f0f_0f0f).map(|low| with_pairs(low, minima, 6));
+        put_sixes(unit, 0, [first, second, third, fourth]);
+        put(unit, 48, halves(both));
     }
-    out
-}
-
-/// Nibbles of sub-block `s` of Q4_K and Q5_K: two sub-blocks share 32 bytes.
-#[inline(always)]
-fn file_nibbles(block: &[u8], at: usize, s: usize) -> [u32; 8] {
-    words_at(block, at + s / 2 * 32, 4 * (s % 2), 0x0f0f_0f0f)
-}
-
-/// Low pairs of bits of sub-block `s` of Q2_K and Q3_K: four sub-blocks share 32 bytes.
-#[inline(always)]
-fn file_pairs(block: &[u8], at: usize, s: usize) -> [u32; 8] {
-    words_at(block, at + s / 4 * 32, 2 * (s % 4), 0x0303_0303)
 }
 
 // scales and minima 64, block scales 16, block minima 16, 8 × (pairs 32)
-layout!(Q2K, 84, 352, |block, unit, row| {
-    for s in 0..8 {
-        put_pairs(unit, 96 + 32 * s, row, &file_pairs(block, 16, s), 0);
+layout!(Q2K, 84, 352, |blocks, unit| {
+    put(unit, 0, blocks.four::<L>(0));
+    put(unit, 64, halves(blocks.word::<L>(80)));
+    for half in 0..2 {
+        let pairs: [L; 8] = blocks.eight(16 + 32 * half);
+        for s in 0..4 {
+            put_pairs(unit, 96 + 32 * (4 * half + s), bits_of(pairs, 2 * s as u32, 0x0303_0303));
+        }
     }
-    for i in 0..4 {
-        put(unit, 16 * i, row, word_at(block, 4 * i));
-    }
-    put(unit, 64, row, f16_at(block, 80).to_bits());
-    put(unit, 80, row, f16_at(block, 82).to_bits());
 });
 
 // scales 48, block scales 16, 8 × (pairs 32, third bits 16)
-layout!(Q3K, 110, 448, |block, unit, row| {
-    for s in 0..8 {
-        put_pairs(unit, 64 + 48 * s, row, &file_pairs(block, 32, s), 0);
-        put_bits(unit, 96 + 48 * s, row, &words_at(block, 0, s, 0x0101_0101), 0);
+layout!(Q3K, 110, 448, |blocks, unit| {
+    let thirds: [L; 8] = blocks.eight(0);
+    for half in 0..2 {
+        let pairs: [L; 8] = blocks.eight(32 + 32 * half);
+        for s in 0..4 {
+            let sub = 4 * half + s;
+            put_pairs(unit, 64 + 48 * sub, bits_of(pairs, 2 * s as u32, 0x0303_0303));
+            put_bits(unit, 96 + 48 * sub, bits_of(thirds, sub as u32, 0x0101_0101));
+        }
     }
-    let mut scales = [0; 16];
-    for (i, scale) in scales.iter_mut().enumerate() {
-        let low = block[96 + i % 8] >> (i / 8 * 4) & 15;
-        *scale = low | (block[104 + i % 4] >> (i / 4 * 2) & 3) << 4;
-    }
-    put_six_bits(unit, 0, row, &scales);
-    put(unit, 48, row, f16_at(block, 108).to_bits());
+    let [low, middle, upper]: [L; 3] = [blocks.word(96), blocks.word(100), blocks.word(104)];
+    let ([a, b], [c, d]) = (bits_of([low, middle], 0, 0x0f0f_0f0f), bits_of([low, middle], 4, 0x0f0f_0f0f));
+    let scales = [(a, 0), (b, 2), (c, 4), (d, 6)].map(|(low, shift)| with_pairs(low, upper, shift));
+    put_sixes(unit, 0, scales);
+    put(unit, 48, [halves(blocks.word::<L>(106))[1]]);
 });
 
 // scales and minima 48, block scales 16, block minima 16, 8 × (nibbles 64)
-layout!(Q4K, 144, 592, |block, unit, row| {
-    for s in 0..8 {
-        put_nibbles(unit, 80 + 64 * s, row, &file_nibbles(block, 16, s));
+layout!(Q4K, 144, 592, |blocks, unit| {
+    put_scales_and_minima::<L>(blocks, unit);
+    // Two sub-blocks share 32 bytes.
+    for s in 0..4 {
+        let both: [L; 8] = blocks.eight(16 + 32 * s);
+        put_nibbles(unit, 80 + 128 * s, bits_of(both, 0, 0x0f0f_0f0f));
+        put_nibbles(unit, 144 + 128 * s, bits_of(both, 4, 0x0f0f_0f0f));
     }
-    put_six_bits(unit, 0, row, &file_scales_and_minima(&block[4..16]));
-    put(unit, 48, row, f16_at(block, 0).to_bits());
-    put(unit, 64, row, f16_at(block, 2).to_bits());
 });
 
 // scales and minima 48, block scales 16, block minima 16, 8 × (nibbles 64, fifth bits 16)
-layout!(Q5K, 176, 720, |block, unit, row| {
-    for s in 0..8 {
-        put_nibbles(unit, 80 + 80 * s, row, &file_nibbles(block, 48, s));
-        put_bits(unit, 144 + 80 * s, row, &words_at(block, 16, s, 0x0101_0101), 0);
+layout!(Q5K, 176, 720, |blocks, unit| {
+    put_scales_and_minima::<L>(blocks, unit);
+    let fifths: [L; 8] = blocks.eight(16);
+    for s in 0..4 {
+        let both: [L; 8] = blocks.eight(48 + 32 * s);
+        for (sub, shift) in [(2 * s, 0), (2 * s + 1, 4)] {
+            put_nibbles(unit, 80 + 80 * sub, bits_of(both, shift, 0x0f0f_0f0f));
+            put_bits(unit, 144 + 80 * sub, bits_of(fifths, sub as u32, 0x0101_0101));
+        }
     }
-    put_six_bits(unit, 0, row, &file_scales_and_minima(&block[4..16]));
-    put(unit, 48, row, f16_at(block, 0).to_bits());
-    put(unit, 64, row, f16_at(block, 2).to_bits());
 });
 
 // scales 64, block scales 16, 8 × (six bits 96)
-layout!(Q6K, 210, 848, |block, unit, row| {
-    for s in 0..8 {
-        // Each half of the block: 64 bytes of nibbles (sub-blocks 0 and 1 low, 2 and 3 high), 32 bytes of pairs.
-        let (half, quarter) = (s / 4, s % 4);
-        let low = words_at(block, 64 * half + 32 * (quarter % 2), 4 * (quarter / 2), 0x0f0f_0f0f);
-        let high = words_at(block, 128 + 32 * half, 2 * quarter, 0x0303_0303);
-        let w: [u32; 8] = std::array::from_fn(|c| low[c] | high[c] << 4);
-        for (at, w) in [80 + 96 * s, 128 + 96 * s].into_iter().zip(w.as_chunks::<4>().0) {
-            put_sixes(unit, at, row, w);
+layout!(Q6K, 210, 848, |blocks, unit| {
+    // Each half of the block: 64 bytes of nibbles (sub-blocks 0 and 1 low, 2 and 3 high), 32 bytes of pairs.
+    for half in 0..2 {
+        let low: [[L; 8]; 2] = [blocks.eight(64 * half), blocks.eight(64 * half + 32)];
+        let high: [L; 8] = blocks.eight(128 + 32 * half);
+        for quarter in 0..4 {
+            let mut w = bits_of(low[quarter % 2], 4 * (quarter as u32 / 2), 0x0f0f_0f0f);
+            for (w, high) in w.iter_mut().zip(high) {
+                *w = with_pairs(*w, high, 2 * quarter as u32);
+            }
+            let ([a, b, c, d, e, f, g, h], at) = (w, 80 + 96 * (4 * half + quarter));
+            put_sixes(unit, at, [a, b, c, d]);
+            put_sixes(unit, at + 48, [e, f, g, h]);
         }
     }
-    for i in 0..4 {
-        put(unit, 16 * i, row, word_at(block, 192 + 4 * i));
-    }
-    put(unit, 64, row, f16_at(block, 208).to_bits());
+    put(unit, 0, blocks.four::<L>(192));
+    put(unit, 64, [halves(blocks.word::<L>(206))[1]]);
 });
 
 impl Quant for Q2K {

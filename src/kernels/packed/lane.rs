@@ -1,5 +1,5 @@
-//! What the formats are unpacked with: 32-bit lanes, one (`u32`: one row, the scalar reference) or four (`v128`: the
-//! four rows of a group). The unpacking of each format is written once over [`Lane`]; only the sums differ by tier.
+//! What the formats are packed and unpacked with: 32-bit lanes, one (`u32`: one row, the scalar reference) or four (`v128`:
+//! the four rows of a group). Both are written once over [`Lane`]; only the sums differ by tier.
 
 /// One or four lanes of 32 bits; the operations are lane-wise or byte-wise.
 pub(crate) trait Lane: Copy {
@@ -16,12 +16,29 @@ pub(crate) trait Lane: Copy {
     /// # Safety
     /// As [`Lane::load`].
     unsafe fn load_f32(at: *const u8) -> Self::Float;
+    /// Writes one lane or four, little-endian.
+    ///
+    /// # Safety
+    /// 4 (16) bytes at `at` must be writable; no alignment is needed.
+    unsafe fn store(self, at: *mut u8);
+    /// The word at `at` of each row; rows are `stride` bytes apart.
+    ///
+    /// # Safety
+    /// 4 bytes there must be readable, in each of one (four) rows.
+    unsafe fn gather(at: *const u8, stride: usize) -> Self;
+    /// As [`Lane::gather`], the four words from `at` on.
+    ///
+    /// # Safety
+    /// 16 bytes there must be readable, in each of one (four) rows.
+    unsafe fn gather_four(at: *const u8, stride: usize) -> [Self; 4];
     /// `x` in all lanes.
     fn splat(x: u32) -> Self;
     /// Bitwise and.
     fn and(self, other: Self) -> Self;
     /// Bitwise or.
     fn or(self, other: Self) -> Self;
+    /// Bitwise exclusive or.
+    fn xor(self, other: Self) -> Self;
     /// Lanes shifted left.
     fn shl(self, bits: u32) -> Self;
     /// Lanes shifted right, zeros coming in.
@@ -32,6 +49,8 @@ pub(crate) trait Lane: Copy {
     fn sub(self, other: Self) -> Self;
     /// Each byte (0..16) replaced by that entry of `table`.
     fn lookup(self, table: &[u8; 16]) -> Self;
+    /// The f16 in the low half of each lane (zeros above it) as f32 bits.
+    fn widen_half(self) -> Self;
     /// Signed integers to the nearest f32.
     fn to_f32(self) -> Self::Float;
     /// Product of f32 lanes.
@@ -52,6 +71,21 @@ impl Lane for u32 {
         f32::from_bits(unsafe { Self::load(at) })
     }
     #[inline(always)]
+    unsafe fn store(self, at: *mut u8) {
+        // SAFETY: the caller promises 4 writable bytes.
+        unsafe { at.cast::<u32>().write_unaligned(self.to_le()) };
+    }
+    #[inline(always)]
+    unsafe fn gather(at: *const u8, _stride: usize) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { Self::load(at) }
+    }
+    #[inline(always)]
+    unsafe fn gather_four(at: *const u8, _stride: usize) -> [Self; 4] {
+        // SAFETY: as the caller promises.
+        [0, 4, 8, 12].map(|i| unsafe { Self::load(at.add(i)) })
+    }
+    #[inline(always)]
     fn splat(x: u32) -> Self {
         x
     }
@@ -62,6 +96,10 @@ impl Lane for u32 {
     #[inline(always)]
     fn or(self, other: Self) -> Self {
         self | other
+    }
+    #[inline(always)]
+    fn xor(self, other: Self) -> Self {
+        self ^ other
     }
     #[inline(always)]
     fn shl(self, bits: u32) -> Self {
@@ -82,6 +120,10 @@ impl Lane for u32 {
     #[inline(always)]
     fn lookup(self, table: &[u8; 16]) -> Self {
         u32::from_le_bytes(self.to_le_bytes().map(|b| table[usize::from(b & 15)]))
+    }
+    #[inline(always)]
+    fn widen_half(self) -> Self {
+        half::f16::from_bits(self as u16).to_f32().to_bits()
     }
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -112,6 +154,34 @@ mod simd {
             unsafe { v128_load(at.cast()) }
         }
         #[inline(always)]
+        unsafe fn store(self, at: *mut u8) {
+            // SAFETY: the caller promises 16 writable bytes.
+            unsafe { v128_store(at.cast(), self) };
+        }
+        #[inline(always)]
+        unsafe fn gather(at: *const u8, stride: usize) -> Self {
+            // SAFETY: the caller promises 4 readable bytes in each of four rows.
+            unsafe {
+                let words = v128_load32_splat(at.cast());
+                let words = v128_load32_lane::<1>(words, at.add(stride).cast());
+                let words = v128_load32_lane::<2>(words, at.add(2 * stride).cast());
+                v128_load32_lane::<3>(words, at.add(3 * stride).cast())
+            }
+        }
+        #[inline(always)]
+        unsafe fn gather_four(at: *const u8, stride: usize) -> [Self; 4] {
+            // SAFETY: the caller promises 16 readable bytes in each of four rows.
+            let [a, b, c, d] = [0, 1, 2, 3].map(|row| unsafe { v128_load(at.add(row * stride).cast()) });
+            let (ab, ab_high) = (i32x4_shuffle::<0, 4, 1, 5>(a, b), i32x4_shuffle::<2, 6, 3, 7>(a, b));
+            let (cd, cd_high) = (i32x4_shuffle::<0, 4, 1, 5>(c, d), i32x4_shuffle::<2, 6, 3, 7>(c, d));
+            [
+                i64x2_shuffle::<0, 2>(ab, cd),
+                i64x2_shuffle::<1, 3>(ab, cd),
+                i64x2_shuffle::<0, 2>(ab_high, cd_high),
+                i64x2_shuffle::<1, 3>(ab_high, cd_high),
+            ]
+        }
+        #[inline(always)]
         fn splat(x: u32) -> Self {
             u32x4_splat(x)
         }
@@ -122,6 +192,10 @@ mod simd {
         #[inline(always)]
         fn or(self, other: Self) -> Self {
             v128_or(self, other)
+        }
+        #[inline(always)]
+        fn xor(self, other: Self) -> Self {
+            v128_xor(self, other)
         }
         #[inline(always)]
         fn shl(self, bits: u32) -> Self {
@@ -143,6 +217,16 @@ mod simd {
         fn lookup(self, table: &[u8; 16]) -> Self {
             // SAFETY: the table is 16 bytes long.
             i8x16_swizzle(unsafe { v128_load(table.as_ptr().cast()) }, self)
+        }
+        #[inline(always)]
+        fn widen_half(self) -> Self {
+            // As in `float.rs`; a NaN becomes a quiet one, as the scalar twin's does.
+            let moved = v128_and(i32x4_shl(self, 13), u32x4_splat(0x8fff_e000));
+            let value = f32x4_mul(moved, f32x4_splat(f32::from_bits((127 + 112) << 23)));
+            let magnitude = v128_and(self, u32x4_splat(0x7fff));
+            let special = v128_and(i32x4_gt(magnitude, u32x4_splat(0x7bff)), u32x4_splat(0x7f80_0000));
+            let nan = v128_and(i32x4_gt(magnitude, u32x4_splat(0x7c00)), u32x4_splat(0x0040_0000));
+            v128_or(value, v128_or(special, nan))
         }
         #[inline(always)]
         fn to_f32(self) -> v128 {

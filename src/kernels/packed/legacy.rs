@@ -8,33 +8,29 @@ use super::lane::Lane;
 /// IQ4_NL's sixteen values (`kvalues_iq4nl` of ggml), each plus 128.
 const IQ4NL_PLUS_128: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
 
-/// Quants whose low nibbles stand at `at` as in all four- and five-bit types of 32.
+/// The fifth bits of 32 columns, as a word of the file has them, with those of columns 4c.. in bit c of the bytes.
 #[inline(always)]
-fn file_nibbles(block: &[u8], at: usize) -> [u32; 8] {
-    let mut w = [0; 8];
-    for c in 0..4 {
-        let q = word_at(block, at + 4 * c);
-        w[c] = q & 0x0f0f_0f0f;
-        w[c + 4] = q >> 4 & 0x0f0f_0f0f;
-    }
-    w
+fn fifth_bits<L: Lane>(word: L) -> L {
+    // Bit 4c + b goes to bit 8b + c. The number of a bit has five binary digits, which thus move by two places; each step
+    // exchanges two of them, which is to exchange bits that lie `by` apart.
+    let exchange = |w: L, by: u32, mask: u32| {
+        let differ = w.xor(w.shr(by)).and(L::splat(mask));
+        w.xor(differ).xor(differ.shl(by))
+    };
+    let w = exchange(word, 3, 0x0a0a_0a0a);
+    let w = exchange(w, 6, 0x00cc_00cc);
+    let w = exchange(w, 12, 0x0000_f0f0);
+    exchange(w, 8, 0x0000_ff00)
 }
 
-/// As [`file_nibbles`], with the fifth bits of the 32 columns in the word at `fifth`.
+/// f32 bits of the number with the other sign.
 #[inline(always)]
-fn file_five_bits(block: &[u8], at: usize, fifth: usize) -> [u32; 8] {
-    let mut w = file_nibbles(block, at);
-    let h = word_at(block, fifth);
-    for (c, word) in w.iter_mut().enumerate() {
-        let four = h >> (4 * c) & 0xf;
-        // Bit i goes to bit 4 of byte i: the product puts a copy of the four at each multiple of 7.
-        *word |= (four.wrapping_mul(0x0020_4081) & 0x0101_0101) << 4;
-    }
-    w
+fn negative<L: Lane>(bits: L) -> L {
+    bits.xor(L::splat(1 << 31))
 }
 
 macro_rules! layout {
-    ($name:ident, $file:literal, $bytes:literal, |$block:ident, $unit:ident, $row:ident| $pack:block) => {
+    ($name:ident, $file:literal, $bytes:literal, |$blocks:ident, $unit:ident| $pack:block) => {
         #[doc = concat!("`", stringify!($name), "`: ", $file, " bytes a block in the file.")]
         pub(crate) struct $name;
         impl Layout for $name {
@@ -42,51 +38,50 @@ macro_rules! layout {
             const FILE_BYTES: usize = $file;
             const BYTES: usize = $bytes;
             #[inline(always)]
-            fn pack($block: &[u8], $unit: &mut [u8], $row: usize) $pack
+            unsafe fn pack<L: Lane>($blocks: Blocks, $unit: *mut u8) {
+                // SAFETY: inside the blocks and the unit that the caller promises.
+                unsafe { $pack }
+            }
         }
     };
 }
 
+// The nibbles of the file lie as a unit has them: the first half of the columns low, the second half high.
+
 // nibbles 64, scales 16
-layout!(Q4_0, 18, 80, |block, unit, row| {
-    put_nibbles(unit, 0, row, &file_nibbles(block, 2));
-    put(unit, 64, row, f16_at(block, 0).to_bits());
+layout!(Q4_0, 18, 80, |blocks, unit| {
+    put(unit, 0, blocks.four::<L>(2));
+    put(unit, 64, [halves(blocks.word::<L>(0))[0]]);
 });
 
 // nibbles 64, scales 16, minima 16
-layout!(Q4_1, 20, 96, |block, unit, row| {
-    put_nibbles(unit, 0, row, &file_nibbles(block, 4));
-    put(unit, 64, row, f16_at(block, 0).to_bits());
-    put(unit, 80, row, (-f16_at(block, 2)).to_bits());
+layout!(Q4_1, 20, 96, |blocks, unit| {
+    put(unit, 0, blocks.four::<L>(4));
+    let [scale, minimum] = halves(blocks.word::<L>(0));
+    put(unit, 64, [scale, negative(minimum)]);
 });
 
 // nibbles 64, fifth bits 16, scales 16
-layout!(Q5_0, 22, 96, |block, unit, row| {
-    let w = file_five_bits(block, 6, 2);
-    put_nibbles(unit, 0, row, &w);
-    put_bits(unit, 64, row, &w, 4);
-    put(unit, 80, row, f16_at(block, 0).to_bits());
+layout!(Q5_0, 22, 96, |blocks, unit| {
+    put(unit, 0, blocks.four::<L>(6));
+    put(unit, 64, [fifth_bits(blocks.word::<L>(2)), halves(blocks.word::<L>(0))[0]]);
 });
 
 // nibbles 64, fifth bits 16, scales 16, minima 16
-layout!(Q5_1, 24, 112, |block, unit, row| {
-    let w = file_five_bits(block, 8, 4);
-    put_nibbles(unit, 0, row, &w);
-    put_bits(unit, 64, row, &w, 4);
-    put(unit, 80, row, f16_at(block, 0).to_bits());
-    put(unit, 96, row, (-f16_at(block, 2)).to_bits());
+layout!(Q5_1, 24, 112, |blocks, unit| {
+    put(unit, 0, blocks.four::<L>(8));
+    let [scale, minimum] = halves(blocks.word::<L>(0));
+    put(unit, 64, [fifth_bits(blocks.word::<L>(4)), scale, negative(minimum)]);
 });
 
 // quants plus 128 as bytes 128, scales 16
-layout!(Q8_0, 34, 144, |block, unit, row| {
-    for c in 0..8 {
-        put(unit, 16 * c, row, word_at(block, 2 + 4 * c) ^ 0x8080_8080);
-    }
-    put(unit, 128, row, f16_at(block, 0).to_bits());
+layout!(Q8_0, 34, 144, |blocks, unit| {
+    put(unit, 0, blocks.eight::<L>(2).map(|w| w.xor(L::splat(0x8080_8080))));
+    put(unit, 128, [halves(blocks.word::<L>(0))[0]]);
 });
 
 // nibbles 64, scales 16
-layout!(Iq4Nl, 18, 80, |block, unit, row| { Q4_0::pack(block, unit, row) });
+layout!(Iq4Nl, 18, 80, |blocks, unit| { Q4_0::pack::<L>(blocks, unit) });
 
 macro_rules! scales {
     ($at:literal $(, $minima:literal)?) => {
