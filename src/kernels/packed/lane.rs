@@ -221,7 +221,8 @@ mod simd {
         #[inline(always)]
         fn widen_half(self) -> Self {
             // As in `float.rs`; a NaN becomes a quiet one, as the scalar twin's does.
-            let moved = v128_and(i32x4_shl(self, 13), u32x4_splat(0x8fff_e000));
+            let signed = i32x4_shr(i32x4_shl(self, 16), 16);
+            let moved = v128_and(i32x4_shl(signed, 13), u32x4_splat(0x8fff_e000));
             let value = f32x4_mul(moved, f32x4_splat(f32::from_bits((127 + 112) << 23)));
             let magnitude = v128_and(self, u32x4_splat(0x7fff));
             let special = v128_and(i32x4_gt(magnitude, u32x4_splat(0x7bff)), u32x4_splat(0x7f80_0000));
