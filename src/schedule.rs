@@ -282,7 +282,7 @@ fn settle(
 }
 
 /// The slice for `layer_ms` a layer where one of `tokens` tokens takes `ms`.
-fn slice_for(tokens: usize, ms: f64, layer_ms: f64) -> usize {
+pub(crate) fn slice_for(tokens: usize, ms: f64, layer_ms: f64) -> usize {
     let fits = (tokens as f64 * layer_ms / ms.max(1e-3)) as usize / SLICE.start * SLICE.start;
     fits.clamp(SLICE.start, SLICE.end)
 }

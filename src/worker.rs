@@ -149,7 +149,7 @@ impl Inner {
             let inner = self.clone();
             spawn_local(async move {
                 loop {
-                    sleep(0, None).await;
+                    inner.events.turn().await;
                     // Where it fails, the turn will say why.
                     if inner.busy.get() || !inner.with(Engine::work_ahead).unwrap_or(false) {
                         break;

@@ -122,9 +122,9 @@ export class Client {
       };
       this.#begin(id, method, {
         event: (event) => {
-          if (event.type !== "chunk") return;
+          if (event.type !== "chunks") return;
           start();
-          stream.push(event.chunk as Chunk[M]);
+          for (const chunk of JSON.parse(event.chunks) as Chunk[M][]) stream.push(chunk);
         },
         done: () => {
           answered = true;

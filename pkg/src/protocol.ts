@@ -5,7 +5,6 @@
 import type { WireError } from "./errors.js";
 import type {
   CacheStats,
-  ChatChunk,
   ChatMessage,
   ChatReply,
   ChatRequest,
@@ -203,7 +202,8 @@ export type RequestEvent =
   | { type: "progress"; progress: Progress }
   | { type: "notice"; notice: Notice }
   | { type: "metrics"; metrics: RequestMetrics }
-  | { type: "chunk"; chunk: ChatChunk | Completion };
+  /** JSON text of an array of chunks: `ChatChunk` or `Completion`. */
+  | { type: "chunks"; chunks: string };
 
 /** Bytes in use, beside any event or result that carries it. */
 export interface WithMemory {

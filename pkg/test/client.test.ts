@@ -200,7 +200,7 @@ test("an_abort_after_the_first_chunk_ends_with_the_last_one_only", () =>
       controller.abort();
       await worker.cancelled(id);
       worker.chunk(id, "too late");
-      worker.event(id, { type: "chunk", chunk: chunk("", "abort") });
+      worker.event(id, { type: "chunks", chunks: JSON.stringify([chunk("", "abort")]) });
       worker.done(id);
     }
     assert.deepEqual(seen, [

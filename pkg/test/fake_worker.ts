@@ -80,7 +80,7 @@ export class FakeWorker {
   }
 
   chunk(id: number, content: string): void {
-    this.event(id, { type: "chunk", chunk: chunk(content) });
+    this.event(id, { type: "chunks", chunks: JSON.stringify([chunk(content)]) });
   }
 
   done(id: number, result: unknown = null): void {

@@ -126,7 +126,7 @@ test("an_answer_that_cannot_be_sent_is_an_error_and_arrays_of_numbers_are_moved"
   const own = Float32Array.of(1, 2);
   const part = new Float32Array(new ArrayBuffer(16), 4, 2);
   for (const result of [own, part, () => {}]) post({ type: "done", id: 7, result });
-  post({ type: "event", id: 7, event: { type: "chunk", chunk: Symbol("not plain") } });
+  post({ type: "event", id: 7, event: { type: "chunks", chunks: Symbol("not plain") } });
   assert.deepEqual([own.length, part.length], [0, 2]);
   const said = scope.posted.slice(2).map(({ type, id, error }) => [type, id, error?.code]);
   assert.deepEqual(said, [

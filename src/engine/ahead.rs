@@ -7,14 +7,15 @@ use crate::error::{Error, Result};
 use crate::metrics::ms_since;
 use crate::model::{Advance, Pass, Want};
 use crate::openai::{Body, Chat, Prompt};
+use crate::schedule::slice_for;
 use crate::session::Session;
 use serde_json::{json, Map};
 use web_time::Instant;
 
-/// Tokens of a slice: a request that comes meanwhile waits for one layer of it.
+/// Most tokens of a slice: a request that comes meanwhile waits for one layer of it.
 const SLICE: usize = 32;
-/// As long as a step takes, ms.
-const STEP_MS: f64 = 10.0;
+/// One layer should not take longer than this, ms; the slice adapts to it.
+const LAYER_MS: f64 = 8.0;
 
 /// Users whose questions have no beginning in common: what their chats have is the system prompt's.
 const USERS: [&str; 2] = ["A", "7"];
@@ -27,6 +28,8 @@ pub(super) struct Ahead {
     /// What is computed on, once that was begun, and the history that it was taken from.
     work: Option<(Session, Vec<u32>)>,
     pass: Option<(Pass, usize)>,
+    /// Tokens of the next slice.
+    slice: usize,
 }
 
 impl Engine {
@@ -71,7 +74,7 @@ impl Engine {
         self.ahead.is_some() || self.beginning.is_some()
     }
 
-    /// Computes ahead for some ms; `false`: there is nothing left to do.
+    /// Computes a layer ahead; `false`: there is nothing left to do.
     ///
     /// # Errors
     /// As a turn's. The work is given up.
@@ -83,19 +86,15 @@ impl Engine {
             session.truncate(session.common_prefix(&ahead.ids));
             ahead.work = Some((session, history));
         }
-        let begun = Instant::now();
-        let mut more = true;
-        while more && ms_since(begun) < STEP_MS {
-            more = match ahead.advance(self) {
-                // Only what the disk has makes way for a guess.
-                Err(Error::OutOfMemory(_)) if self.sessions.evict_saved(ahead.name.as_deref()) => true,
-                Err(error) => {
-                    self.beginning = self.beginning.take().filter(|_| ahead.name.is_some());
-                    return Err(error);
-                }
-                advanced => advanced?,
-            };
-        }
+        let more = match ahead.advance(self) {
+            // Only what the disk has makes way for a guess.
+            Err(Error::OutOfMemory(_)) if self.sessions.evict_saved(ahead.name.as_deref()) => true,
+            Err(error) => {
+                self.beginning = self.beginning.take().filter(|_| ahead.name.is_some());
+                return Err(error);
+            }
+            advanced => advanced?,
+        };
         if !more && ahead.name.is_none() {
             self.beginning = None;
         }
@@ -137,7 +136,7 @@ impl Engine {
 
 impl Ahead {
     fn new(name: Option<String>, ids: Vec<u32>) -> Self {
-        Self { name, ids, work: None, pass: None }
+        Self { name, ids, work: None, pass: None, slice: slice_for(1, f64::MAX, LAYER_MS) }
     }
 
     /// One layer; `false`: all is computed.
@@ -147,14 +146,17 @@ impl Ahead {
             Some(under_way) => under_way,
             None => {
                 let from = session.tokens.len();
-                let to = self.ids.len().min(from + SLICE.min(session.cache.most_tokens()));
+                let to = self.ids.len().min(from + self.slice.min(SLICE).min(session.cache.most_tokens()));
                 if from == to {
                     return Ok(false);
                 }
                 (engine.model.start(&self.ids[from..to], &mut session.cache, Want::Nothing)?, to)
             }
         };
-        match engine.model.advance(&mut pass, &mut session.cache)? {
+        let (tokens, begun) = (to - session.tokens.len(), Instant::now());
+        let advanced = engine.model.advance(&mut pass, &mut session.cache)?;
+        self.slice = slice_for(tokens, ms_since(begun), LAYER_MS);
+        match advanced {
             Advance::Layer => self.pass = Some((pass, to)),
             Advance::Done(_) => session.tokens.extend_from_slice(&self.ids[session.tokens.len()..to]),
         }

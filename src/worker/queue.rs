@@ -251,8 +251,10 @@ impl Inner {
         for (at, outcome) in outcomes {
             let result = match outcome {
                 Ok(Outcome { chunks, done }) => {
-                    for chunk in &chunks {
-                        self.event(active[at].id, &json!({ "type": "chunk", "chunk": chunk }));
+                    // As text: the page reads it sooner than its objects could be made from here, one by one.
+                    if !chunks.is_empty() {
+                        let chunks = Value::Array(chunks).to_string();
+                        self.event(active[at].id, &json!({ "type": "chunks", "chunks": chunks }));
                     }
                     done.map(|reply| Ok(wire::to_js(&reply)))
                 }

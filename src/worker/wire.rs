@@ -7,6 +7,7 @@ use js_sys::{Function, Promise, Reflect, Uint32Array, JSON};
 use serde::Serialize;
 use serde_json::Value;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use wasm_bindgen::prelude::*;
@@ -142,7 +143,7 @@ pub fn random_u64() -> u64 {
 /// would be held back by milliseconds.
 pub struct EventLoop {
     port: MessagePort,
-    waiting: Rc<RefCell<Option<Function>>>,
+    waiting: Rc<RefCell<VecDeque<Function>>>,
     _on_message: Closure<dyn FnMut()>,
 }
 
@@ -150,10 +151,10 @@ impl EventLoop {
     /// Opens the channel.
     pub fn new() -> std::result::Result<Self, JsValue> {
         let channel = MessageChannel::new()?;
-        let waiting = Rc::new(RefCell::new(None::<Function>));
+        let waiting = Rc::new(RefCell::new(VecDeque::<Function>::new()));
         let resolve = waiting.clone();
         let on_message = Closure::new(move || {
-            let next = resolve.borrow_mut().take();
+            let next = resolve.borrow_mut().pop_front();
             if let Some(next) = next {
                 // A promise's resolver does not throw.
                 let _ = next.call0(&JsValue::NULL);
@@ -163,12 +164,12 @@ impl EventLoop {
         Ok(Self { port: channel.port2(), waiting, _on_message: on_message })
     }
 
-    /// Comes back after the messages that waited. One caller at a time.
+    /// Comes back after the messages that waited.
     pub async fn turn(&self) {
         let promise = Promise::new(&mut |resolve, _| {
-            *self.waiting.borrow_mut() = Some(resolve);
+            self.waiting.borrow_mut().push_back(resolve);
             if self.port.post_message(&JsValue::NULL).is_err() {
-                let resolve = self.waiting.borrow_mut().take();
+                let resolve = self.waiting.borrow_mut().pop_back();
                 if let Some(resolve) = resolve {
                     // As above.
                     let _ = resolve.call0(&JsValue::NULL);
