@@ -20,7 +20,6 @@ mod wire;
 use crate::engine::{Engine, LogitsJob};
 use crate::error::{Error, Result};
 use crate::openai::token_ids;
-
 use futures_util::lock::Mutex;
 use js_sys::{Float32Array, Function, Reflect, Uint32Array};
 use queue::{Queued, Running};
